@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import submit
 from holdfast.cluster.remote.transport import Here
@@ -254,7 +254,7 @@ class TestExecutors:
             return spawn(path, argv, *rest, **more)
 
         monkeypatch.setattr(os, "posix_spawnp", recorded)
-        launch = compile_launch("manners", "quiet")
+        launch = compile_launch(LaunchRequest("manners", "quiet"))
         registry = InvocationRegistry(tmp_path / "invocations")
         lines: list[str] = []
         code = follow(Here(), submit(launch, os.environ, registry=registry), lines.append)
@@ -266,7 +266,7 @@ class TestExecutors:
     def test_an_unknown_name_lists_the_closest_and_the_plugins(self, installed: Path, tmp_path: Path) -> None:
         (tmp_path / "env.toml").write_text('[p]\nexecutor = "nce"\n')
         with pytest.raises(ConfigError, match=r"unknown executor 'nce' \(did you mean 'nice'\?\); one of slurm, local"):
-            compile_launch("manners", "p", cwd=tmp_path)
+            compile_launch(LaunchRequest("manners", "p", cwd=tmp_path))
 
 
 class TestTasks:

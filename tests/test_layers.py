@@ -43,7 +43,7 @@ PLUGINS = {"formats", "benchmarks"}
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
     "spec/eval_schema.py": {"nat"},
-    "spec/judge_schema.py": _GRADE_TOOLS,
+    "spec/grader_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
     "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},
 }

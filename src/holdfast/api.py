@@ -1,4 +1,4 @@
-"""Evals from Python: the same names as in an eval file, and functions where the file names them."""
+"""Evals from Python: the names of an eval file's keys, with functions in place of their names."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from holdfast.display.choice import display_for_python
-from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.options import WORKER, Options
+from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
+from holdfast.export.after_run import export_after_run
 from holdfast.export.result import Run
-from holdfast.functions.blocks import capture_block, capture_grader
-from holdfast.functions.callables import Callables
+from holdfast.functions.callables import Callables, capture_block, capture_grader
 from holdfast.spec.document import Document
 from holdfast.spec.formats import folder_of, read_eval, to_native
 from holdfast.spec.load import build_eval
+from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.eval import Eval
     from holdfast.spec.overrides import Override
+
+_RUN_WORKERS: Final = "holdfast.engine.local_workers:run_workers"
 
 
 def evaluate(
@@ -49,14 +52,14 @@ def evaluate(
 
     Pass an eval file, or the keys of one as arguments (`name`, `dataset` or `samples`, `prompt`, `trials`, `limits` …),
     or both: arguments override the file. `target` may be a function, an object that can be called, the class of one,
-    or a model's name. `graders`, tools and the `responder` may be functions too, also such as are defined in a
-    notebook: their code is part of the keys. Interrupt it whenever you like: the same call resumes. Runs are kept in
+    or a model's name. `graders`, tools and the `responder` may be functions too, even ones defined in a notebook:
+    their code is part of the keys. Interrupt the call whenever you like: the same call resumes. Runs are kept in
     `runs_dir`, else in $HOLDFAST_RUNS_DIR, else ./runs.
 
     `display` shows progress: "rich" (redrawn in place), "plain" (lines), "json" (events), "none", or a
     `holdfast.Display` of your own. The default is "rich" on a terminal, "plain" in a notebook, else "none".
 
-    With `workers` that many processes share the work. They read the eval from the run directory, so its functions are
+    With `workers=N`, N processes share the work. They read the eval from the run directory, so its functions are
     named as in a file (`target={"python": "agent.py:reply"}`) instead of being passed.
     """
     options = _options(runs_dir, fresh, retry_failed, accept_errors, skip_graders)
@@ -161,9 +164,7 @@ class _Call(NamedTuple):
             if self.workers is None:
                 outcome = run_eval(self.spec, self.options, self.display)
             else:
-                from holdfast.engine.local_workers import run_workers
-
-                outcome = run_workers(self.spec, self.options, self.workers, self.display)
+                outcome = load_reference(_RUN_WORKERS)(self.spec, self.options, self.workers, self.display)
             if isinstance(outcome.reason, Interrupted):
                 return None
             self._export(outcome)
@@ -172,8 +173,6 @@ class _Call(NamedTuple):
             self.captured.release()
 
     def _export(self, outcome: Outcome) -> None:
-        from holdfast.export.after_run import export_after_run
-
         def warn(message: str) -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=7)
 
@@ -196,8 +195,6 @@ class _Call(NamedTuple):
 
 
 def _check_workers(workers: int) -> None:
-    from holdfast.engine.local_workers import WORKER
-
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
     if WORKER in os.environ:
@@ -224,7 +221,7 @@ def _read_eval(
 ) -> Eval:
     document, folder = Document({}), Path.cwd()
     target_keys: dict[str, Any] = {}
-    """keys of the target that a file of another tool sets, whatever the target is"""
+    """keys of the target that another tool's file sets for any target"""
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _target_kind(target))]
         written = read_eval(Path(eval_file))
@@ -255,7 +252,7 @@ def _read_eval(
 
 
 def _target_kind(target: Mapping[str, Any] | Callable[..., Any] | str) -> Mapping[str, Any]:
-    """Return as much of a target as reading a file without a target needs."""
+    """Return the part of a target that is needed to read a file without one."""
     return {"model": target} if isinstance(target, str) else {"python": ""} if callable(target) else target
 
 
@@ -268,7 +265,7 @@ def _event_loop_runs() -> bool:
 
 
 def _run_beside_event_loop(call: _Call) -> Run | None:
-    """Run in a thread, and block: this thread has an event loop already, as in a notebook."""
+    """Run in a thread, and block: this thread already has an event loop, as in a notebook."""
     with ThreadPoolExecutor(1, "holdfast-evaluate") as pool:
         run = pool.submit(call.run)
         try:

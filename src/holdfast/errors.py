@@ -1,4 +1,4 @@
-"""The tree of all errors that Holdfast raises.
+"""Exit codes, and the tree of all errors that Holdfast raises.
 
 HoldfastError
 ├── UsageError            exit 2: the command, a file or the data are wrong; nothing was done
@@ -14,26 +14,62 @@ HoldfastError
 │   └── RunBeingFinished  all trials are finished, and that process writes the report
 ├── Interrupted           exit 130 or 143: stopped by a signal
 ├── ClusterError          exit 3: a cluster's program refused or failed
-├── Unreachable           exit 3: no answer from the cluster; says nothing about jobs, which may be running
+├── Unreachable           exit 3: no answer from the cluster; its jobs may be running all the same
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
-├── Fault                 exit 3: will hit every trial (no key, no model, no server, no disk); stops admission
+├── Fault                 exit 3: would hit every trial (no key, no model, no server, no disk); stops admission
 └── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
     ├── ProgramExited     a program ended by itself with an exit code other than 0; may be scored (`limits.on_exit`)
     ├── RestartTrial      a trial that cannot continue starts again
     └── Uncertain         a call that must not happen twice may have happened; a person settles it
 
-A message says what is wrong and where; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but stop
-a run too.
+A message names the problem and its place; `remedy` says what to do. `BudgetReached` and `Waiting` are not errors, but
+also stop a run.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+
+class Exit:
+    """The exit codes of commands. After a signal, a command exits with 128 plus the signal's number."""
+
+    FINISHED: Final = 0
+    GATE_FAILED: Final = 1
+    """finished, but a gate is not met; also for a check that found something"""
+    USAGE: Final = 2
+    """the command, a file or the data are wrong; nothing was done"""
+    UNFINISHED: Final = 3
+    HELD: Final = 4
+    """another process holds the run"""
+    WAITING: Final = 5
+    """everything that is left waits for batches (`--no-wait`)"""
+    CONTINUES: Final = 75
+    """a job that its successor continues: EX_TEMPFAIL"""
+    INTERRUPTED: Final = 130
+    """by Ctrl-C"""
+    BROKEN_PIPE: Final = 141
+    """the reader of the output is gone"""
+    TERMINATED: Final = 143
+
+
+COMPLETE: Final = (Exit.FINISHED, Exit.GATE_FAILED)
+"""exit codes of finished runs"""
+_SEVERITY: Final = (
+    *(Exit.TERMINATED, Exit.INTERRUPTED, Exit.USAGE, Exit.UNFINISHED),
+    *(Exit.HELD, Exit.WAITING, Exit.GATE_FAILED, Exit.FINISHED),
+)
+
+
+def worst_exit_code(codes: Iterable[int]) -> int:
+    """Return the most severe of several exit codes."""
+    return min(codes, key=_SEVERITY.index)
+
 
 FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", "dataset_changed", "lease_lost"]
 AttemptKind = Literal[
@@ -49,7 +85,7 @@ def with_hint(message: str, hint: str | None, indent: str = "") -> str:
 class HoldfastError(Exception):
     """The base class of all errors of Holdfast."""
 
-    exit_code = 2
+    exit_code: int = Exit.USAGE
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -83,7 +119,7 @@ class ConfigError(UsageError):
 
 
 def _line(problem: Problem) -> tuple[str, int]:
-    """Return a sort key: problems of one file by their lines, those without a line last."""
+    """Return a sort key: by file and line, problems without a line last."""
     match = re.match(r"(.*?):(\d+)(?=:|$)", problem.where)
     return (match[1], int(match[2])) if match else (problem.where.partition(":")[0], sys.maxsize)
 
@@ -96,12 +132,12 @@ class DataError(UsageError):
 
 
 class QueryError(UsageError):
-    """A filter of trials that cannot be understood, or that names what the run does not have."""
+    """A filter of trials cannot be parsed, or names something that the run does not have."""
 
     def __init__(self, message: str, position: int, remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.position = position
-        """of the character in the filter where the mistake is, from 0"""
+        """of the mistake in the filter, in characters from 0"""
 
 
 class NoSuchRun(UsageError):
@@ -123,16 +159,16 @@ class VersionError(UsageError):
 class RunFileError(HoldfastError, OSError):
     """A file of a run directory is a pipe, a device or the like, or larger than any file of a run.
 
-    It is an OSError as well: to whoever can do without the file, it is a file that cannot be read.
+    It is also an OSError, so that callers that can do without the file treat it as unreadable.
     """
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class RunHeld(HoldfastError):
     """Another process is writing this run."""
 
-    exit_code = 4
+    exit_code: int = Exit.HELD
 
 
 class RunBeingFinished(RunHeld):
@@ -142,7 +178,7 @@ class RunBeingFinished(RunHeld):
 class ExportFailed(HoldfastError):
     """An export failed: the other tool refused it or could not be reached. The run itself is unchanged."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Interrupted(HoldfastError):
@@ -165,7 +201,7 @@ class BudgetReached(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Everything that is left waits for batches at a provider, and the user does not want to wait with it."""
+    """Everything that is left waits for batches at a provider, and the user chose not to wait."""
 
     message: str
 
@@ -173,19 +209,19 @@ class Waiting(NamedTuple):
 class ClusterError(HoldfastError):
     """A program on the cluster refused or failed."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Unreachable(HoldfastError):
     """Neither ssh nor Slurm's controller answered. The state of jobs is unknown, never "failed" or "none"."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Fault(HoldfastError):
     """A failure that every further trial would share, so none is started."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
     def __init__(
         self,
@@ -200,7 +236,7 @@ class Fault(HoldfastError):
         self.kind = kind
         self.status = status
         self.away = away
-        """True if the server cannot be reached, as while it is restarted; the same request may succeed later"""
+        """True if the server cannot be reached, as during a restart; the same request may succeed later"""
         self.body: Any = None
         """JSON body of the server's error response, if it had one"""
 
@@ -208,7 +244,7 @@ class Fault(HoldfastError):
 class AttemptError(HoldfastError):
     """A failed attempt that says nothing about the answer. The trial stays pending."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
     def __init__(
         self,
@@ -223,7 +259,7 @@ class AttemptError(HoldfastError):
     ) -> None:
         super().__init__(message, remedy=remedy)
         self.usage = usage
-        """tokens and cost of the failed attempt, where known"""
+        """tokens and cost of the failed attempt, if known"""
         self.kind = kind
         self.status = status
         self.body: Any = None
@@ -241,11 +277,11 @@ class ProgramExited(AttemptError):
         super().__init__("agent", message)
         self.code = code
         self.output = output
-        """what it had printed to standard output"""
+        """its standard output"""
 
 
 class RestartTrial(AttemptError):
-    """A trial cannot continue from its record, and may restart: nothing in it must not happen twice."""
+    """A trial cannot continue from its record and may restart, since every call in it may happen twice."""
 
 
 class Uncertain(AttemptError):

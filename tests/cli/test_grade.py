@@ -226,7 +226,7 @@ def test_a_run_that_was_moved_lends_its_outputs_to_other_graders(lab: Lab, tmp_p
     assert {output["source"] for output in kept(done.run)} == {str(moved)}
 
 
-def test_what_an_archived_run_has_can_be_graded(lab: Lab) -> None:
+def test_the_outputs_of_an_archived_run_can_be_graded(lab: Lab) -> None:
     generated(lab)
     lab.spec["target"]["base_url"] = lab.provider.base_url
     lab.eval("--fresh", "--skip-graders")

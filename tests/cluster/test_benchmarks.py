@@ -49,7 +49,7 @@ asyncio.run(serve(Settings(), int(os.environ["HOLDFAST_PORT"])))
 
 @pytest.fixture
 def site(tmp_path: Path, sshd: Cluster) -> Site:
-    """A cluster behind ssh, whose nodes have neither lm-eval nor the data nor anything compiled."""
+    """A cluster reached through ssh, whose nodes have neither lm-eval nor the data nor anything compiled."""
     site = Site(tmp_path, sshd, sshd.ssh())
     write_hub(tmp_path / "hub")
     (tmp_path / "deploy.py").write_text(DEPLOY)

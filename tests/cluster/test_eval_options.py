@@ -1,4 +1,4 @@
-"""An eval file by itself, and every option of `holdfast eval`, where a profile says: done there, or refused."""
+"""An eval file by itself, and every option of `holdfast eval`, on a cluster: done there, or refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.config.launch import Server
 from holdfast.cluster.config.servers import Mount
 from holdfast.cluster.job.servers import without_container
 from holdfast.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
-from holdfast.cluster.remote.preview import RunPreviews, preview
 from holdfast.cluster.remote.registry import InvocationRegistry
+from holdfast.cluster.remote.submit import RunPreviews, preview
 from holdfast.cluster.remote.transport import Here
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
@@ -128,7 +128,7 @@ def test_a_translated_eval_is_the_same_on_the_cluster(tmp_path: Path) -> None:
     assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
 
 
-def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path) -> None:
+def test_modules_and_workspaces_next_to_the_folder_travel_with_it(tmp_path: Path) -> None:
     for name, text in {
         "agents/agent.py": "from parts.inner import word\n\n\ndef reply(prompt):\n    return word\n",
         "agents/parts/__init__.py": "",
@@ -146,7 +146,7 @@ def test_modules_and_workspaces_beside_the_folder_travel_with_it(tmp_path: Path)
     assert identify(load_sent(tmp_path / sent / bundle.eval_file, ())).id == identify(spec).id
 
 
-def test_copies_are_written_where_the_run_is(folder: Path) -> None:
+def test_copies_are_written_on_the_machine_of_the_run(folder: Path) -> None:
     with server() as model:
         write_eval(
             folder, model.base_url, rows=3, output={"nat": {"dir": "nat"}, "export": [{"to": "csv", "dir": "t"}]}
@@ -318,7 +318,7 @@ def test_a_dry_run_reports_the_actual_problem(folder: Path) -> None:
 def test_the_checked_eval_is_the_one_that_is_sent(tmp_path: Path) -> None:
     path = write_waza(tmp_path)
     (tmp_path / "env.toml").write_text('[here]\nexecutor = "local"\n')
-    launch = compile_launch(path, "here", ["trials=3"], (), tmp_path, {})
+    launch = compile_launch(LaunchRequest(path, "here", ["trials=3"], cwd=tmp_path, environ={}))
     (task,) = launch.tasks
     path.write_text("tasks: [")  # meanwhile
     (ahead,) = preview(launch)

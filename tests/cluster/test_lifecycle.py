@@ -1,4 +1,4 @@
-"""A launch looked after from its beginning to its end with the commands alone, on Slurm and on this machine."""
+"""A launch looked after from its beginning to its end, only with commands, on Slurm and on this machine."""
 
 from __future__ import annotations
 

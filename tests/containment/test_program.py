@@ -1,4 +1,4 @@
-"""Programs leave nothing behind, whoever is killed: with a PID namespace, and without, as root and as another user."""
+"""No process of a program survives, whichever process is killed: with and without a PID namespace, as root or not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def processes(name: str) -> list[psutil.Process]:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name for what a program leaves behind, which is ended after the test."""
+    """A name for the survivors of a program, which are ended after the test."""
     name = f"left-{uuid.uuid4()}"
     yield name
     for process in processes(name):
@@ -65,7 +65,7 @@ PLACES = ["as I am", "another user", "namespaces not wanted", "namespaces refuse
 
 
 def command(place: str, seconds: float, then: str) -> list[str]:
-    """A command that runs a program which leaves much behind, and then does something."""
+    """A command that runs a program which starts many processes, and then does something."""
     if place == "another user":
         nested = [*BECOME, "unshare", "-Ur", "true"]
         if shutil.which("unshare") is None or subprocess.run(nested, check=False).returncode:
@@ -105,7 +105,7 @@ def expected_kind() -> str:
 @pytest.mark.parametrize(
     ("then", "code"), [("exit 0", "0"), ("exit 3", "3"), ("kill -SEGV $$", "-11"), ("sleep 600", "time-out")]
 )
-def test_nothing_is_left_of_a_program_once_it_has_ended(place: str, then: str, code: str, name: str) -> None:
+def test_no_process_of_a_program_survives_its_end(place: str, then: str, code: str, name: str) -> None:
     """Not a moment later: what is looked at next is the workspace."""
     up = f'until [ $(pgrep -cxf "$NAME 600") = {LEFT} ]; do sleep 0.01; done\n'
     with contained(place, name, up + then, seconds=3 if code == "time-out" else 600) as (holdfast, _):
@@ -116,7 +116,9 @@ def test_nothing_is_left_of_a_program_once_it_has_ended(place: str, then: str, c
 @pytest.mark.faults
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("killed", [("holdfast",), ("guard",), ("holdfast", "keeper"), ("holdfast", "program")])
-def test_nothing_is_left_of_a_program_whoever_is_killed(place: str, killed: tuple[str, ...], name: str) -> None:
+def test_no_process_of_a_program_survives_whichever_process_is_killed(
+    place: str, killed: tuple[str, ...], name: str
+) -> None:
     with contained(place, name, "sleep 600") as (holdfast, pid):
         program = psutil.Process(pid)
         wait_for(lambda: len(processes(name)) == LEFT, "all that it starts")
@@ -178,7 +180,7 @@ def kinds() -> list[Kind]:
 
 @pytest.mark.parametrize("kind", kinds())
 class TestAProgram:
-    def test_its_code_or_signal_is_reported_exactly(self, kind: Kind) -> None:
+    def test_a_programs_code_or_signal_is_reported_exactly(self, kind: Kind) -> None:
         """Process 1 of a namespace would ignore signals; and a code of 137 is no SIGKILL."""
 
         async def codes() -> list[int | None]:
@@ -190,7 +192,7 @@ class TestAProgram:
 
         assert asyncio.run(codes()) == [0, 1, 127, 137, 255, -1, -2, -6, -9, -11, -15, -40]
 
-    def test_it_reads_and_prints_what_it_would_anyway(self, kind: Kind, tmp_path: Path) -> None:
+    def test_a_programs_input_and_output_are_unchanged(self, kind: Kind, tmp_path: Path) -> None:
         much = os.urandom(1 << 20).hex()
         script = 'cat; printf %s "$PWD $VALUE $0" >&2'
         odd = "mot à mot \udcff"  # a byte that is no UTF-8
@@ -202,13 +204,13 @@ class TestAProgram:
         assert asyncio.run(run("true", kind=kind, stdin=much.encode()))[0] == 0, "one that does not read its input"
         assert asyncio.run(run("printenv", "VALUE", kind=kind, env={"VALUE": odd})) == (0, f"{odd}\n", "")
 
-    def test_its_signals_and_descriptors_are_those_of_a_new_program(self, kind: Kind) -> None:
+    def test_a_program_starts_with_default_signals_and_descriptors(self, kind: Kind) -> None:
         script = "sed -n 's/^Sig[BI].*:.//p' /proc/self/status; exec ls /proc/self/fd"
         blocked, ignored, *descriptors = asyncio.run(run("sh", "-c", script, kind=kind))[1].split()
         assert int(blocked, 16) == 0 == int(ignored, 16) & 0x7FFFFFFF, "the C library has some of the others"
         assert descriptors == ["0", "1", "2", "3"], "the last is of `ls` itself"
 
-    def test_one_that_cannot_be_started_is_an_error_of_the_system(self, kind: Kind, tmp_path: Path) -> None:
+    def test_a_program_that_cannot_be_started_is_an_error_of_the_system(self, kind: Kind, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             asyncio.run(run("no-such-program-anywhere", kind=kind))
         (tmp_path / "text").write_text("no program")
@@ -227,7 +229,7 @@ class TestAProgram:
             assert asyncio.run(run("bash", "-c", script, chain, kind=kind, folder=tmp_path))[0] == 0
             assert processes(name) == []
 
-    def test_orphans_become_no_zombies(self, kind: Kind) -> None:
+    def test_orphans_do_not_become_zombies(self, kind: Kind) -> None:
         if kind == "reaper":
             pytest.skip("its guard reaps them, and the program sees all processes of the machine")
         script = "(true & exec true); until ! grep -qs ') Z ' /proc/[0-9]*/stat; do :; done; echo none"
@@ -257,9 +259,7 @@ def test_a_killed_keeper_is_replaced_and_its_programs_go_on(tmp_path: Path) -> N
     assert asyncio.run(programs()) == (0, b"done\n", "second\n")
 
 
-def test_the_environment_of_holdfast_is_not_that_of_its_helpers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_helpers_do_not_get_holdfasts_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Programs could read it: a grader's must not see an API key."""
     monkeypatch.setattr(containment, "_keeper", None)
     monkeypatch.setenv("SOME_API_KEY", "sk-of-the-test")
@@ -325,7 +325,7 @@ def test_an_unknown_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         asyncio.run(run("true"))
 
 
-def test_a_program_that_prints_without_end_is_stopped_and_fills_no_memory() -> None:
+def test_a_program_with_endless_output_is_stopped_and_does_not_fill_the_memory() -> None:
     async def run(words: list[str]) -> containment.ContainedProgram:
         async with running(words, folder=Path("/"), environment=dict(os.environ), most_bytes=100_000) as program:
             await program.wait()

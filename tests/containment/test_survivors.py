@@ -107,7 +107,7 @@ def test_a_removed_folder_is_still_the_workspace(left: Processes, workspace: Pat
     assert left.alive() == set()
 
 
-def test_what_they_started_is_ended_with_them(left: Processes, workspace: Path, tmp_path: Path) -> None:
+def test_processes_started_by_survivors_are_ended_too(left: Processes, workspace: Path, tmp_path: Path) -> None:
     """Also if neither its environment nor its working directory tells."""
     child = f'cd {tmp_path}; exec -c -a {left.mark}-child bash -c "read <> <(:)"'
     left.leave("parent", workspace, f"({child}) & wait", HOLDFAST_WORKSPACE=str(workspace))
@@ -116,7 +116,7 @@ def test_what_they_started_is_ended_with_them(left: Processes, workspace: Path, 
     assert left.alive() == set()
 
 
-def test_others_are_let_alone(left: Processes, workspace: Path, tmp_path: Path) -> None:
+def test_other_processes_are_spared(left: Processes, workspace: Path, tmp_path: Path) -> None:
     """Processes of other runs, of the user elsewhere, and of this process."""
     other = tmp_path / "workspace2"
     other.mkdir()
@@ -130,7 +130,7 @@ def test_others_are_let_alone(left: Processes, workspace: Path, tmp_path: Path) 
     assert left.alive() == {"of-another-run", "with-a-longer-name", "elsewhere"}
 
 
-def test_somebody_who_looks_at_the_workspace_in_a_terminal_is_let_alone(workspace: Path) -> None:
+def test_a_terminal_in_the_workspace_is_spared(workspace: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(workspace)

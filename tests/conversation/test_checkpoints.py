@@ -257,7 +257,7 @@ def test_a_checkpoint_added_to_a_finished_run_grades_the_stored_turns(lab: Lab) 
     assert statuses(done.run, "good") == ALL_PASSED and statuses(done.run, "bad") == STOPPED
 
 
-def test_a_checkpoint_behind_the_end_of_a_shorter_conversation_is_not_reached_and_fails_nothing(lab: Lab) -> None:
+def test_a_checkpoint_after_the_end_of_a_shorter_conversation_fails_nothing(lab: Lab) -> None:
     lab.rows = [
         {"id": "long", "question": "hello", "more": ["please", "so"], "expected": "so"},
         {"id": "short", "question": "hello", "more": ["please"], "expected": "please"},
@@ -380,5 +380,5 @@ def test_waiting_for_a_judge_at_a_checkpoint_does_not_use_the_trials_time(
         assert judge.stats()["outcomes"] == {"429": 1, "ok": 1}
     assert run.finished and statuses(run.path, "good") == {"checkpoint@2/polite": "passed", "correct": "passed"}
     (limited, waited), (trial, graded) = postponed
-    assert trial is not limited, "the judge's own deadline, and then that of the trial"
+    assert trial is not limited, "the judge's own deadline, and then the trial's"
     assert graded >= waited >= 0.5

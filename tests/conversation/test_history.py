@@ -91,10 +91,10 @@ def test_every_export_names_the_prompt_as_the_question(lab: Lab) -> None:
     assert row["question"] == "granite"
     (step,) = [step["payload"] for step in row["intermediate_steps"]]
     assert step["data"] == {"input": "granite", "output": "stone"}
-    assert step["usage_info"]["token_usage"]["prompt_tokens"] == 10  # those of the one call there was
+    assert step["usage_info"]["token_usage"]["prompt_tokens"] == 10  # of the only call
 
 
-def test_graders_of_all_replies_leave_out_those_of_examples(lab: Lab) -> None:
+def test_graders_of_all_replies_ignore_replies_in_examples(lab: Lab) -> None:
     run = lab.run(
         follow_ups=["More?"],
         graders=[

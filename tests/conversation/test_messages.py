@@ -64,7 +64,7 @@ def refuse(folder: Path, **keys: Any) -> str:
 
 
 class TestFiles:
-    def test_are_sent_by_content_and_recorded_by_reference(self, folder: Path, served: Judges) -> None:
+    def test_files_are_sent_by_content_and_recorded_by_reference(self, folder: Path, served: Judges) -> None:
         run = holdfast.evaluate(**spec_of(served))
         assert sent_images(served) == [CAT, DOG]
         cat = next(line for line in lines(run.path / "outputs.jsonl") if line["sample"] == "a")
@@ -74,7 +74,7 @@ class TestFiles:
         assert (run.path / "files" / image["digest"][7:9] / image["digest"][9:]).read_bytes() == CAT
         assert b64encode(CAT).decode() not in (run.path / "outputs.jsonl").read_text()
 
-    def test_are_taken_from_columns_of_images_as_hugging_face_stores_them(self, folder: Path, served: Judges) -> None:
+    def test_files_are_read_from_hugging_faces_columns_of_images(self, folder: Path, served: Judges) -> None:
         import pyarrow
         from pyarrow import parquet
 
@@ -90,7 +90,7 @@ class TestFiles:
         parts = {line["sample"]: line["messages"][0]["content"][1] for line in lines(run.path / "outputs.jsonl")}
         assert parts["a"]["media_type"] == "image/png" and parts["b"]["name"] == "cat.png"
 
-    def test_are_shown_in_the_browser_from_the_run_directory(self, folder: Path, served: Judges) -> None:
+    def test_files_are_shown_in_the_browser_from_the_run_directory(self, folder: Path, served: Judges) -> None:
         (folder / 'a" onerror=.png').write_bytes(PNG)
         samples = [{"id": "a", "picture": 'a" onerror=.png'}]
         run = holdfast.evaluate(**spec_of(served, samples=samples))
@@ -117,7 +117,7 @@ class TestFiles:
             assert (second.path / "files" / digest[7:9] / digest[9:]).exists()
 
     @pytest.mark.parametrize(("kind", "asked"), [("image", 0), ("file", 1)])
-    def test_a_renamed_one_asks_again_only_where_the_model_learns_the_name(
+    def test_a_renamed_file_is_sent_again_only_if_the_model_sees_the_name(
         self, folder: Path, served: Judges, kind: str, asked: int
     ) -> None:
         (folder / "tiger.png").write_bytes(CAT)
@@ -156,7 +156,7 @@ class TestFiles:
         [output] = lines(run.path / "outputs.jsonl")
         assert url not in json.dumps(output["messages"])
 
-    def test_are_found_beside_the_dataset_too(self, folder: Path) -> None:
+    def test_files_are_also_found_in_the_datasets_folder(self, folder: Path) -> None:
         write_rows(folder / "data" / "rows.jsonl", [{"id": "a", "picture": "near.png"}])
         (folder / "data" / "near.png").write_bytes(CAT)
         keys = {"samples": None, "dataset": {"path": "data/rows.jsonl"}}
@@ -164,7 +164,7 @@ class TestFiles:
         [sample] = identity.dataset
         assert sample.files["near.png"].read() == CAT
 
-    def test_a_missing_one_is_refused_before_the_run_with_its_row(
+    def test_a_missing_file_is_refused_before_the_run_with_its_row(
         self, folder: Path, served: Judges, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write_rows(folder / "rows.jsonl", [{"picture": "cat.png"}, {"picture": "cow.png"}])
@@ -185,7 +185,7 @@ class TestFiles:
             ("data:image/png;base64,§", "not of the form"),
         ],
     )
-    def test_what_cannot_be_sent_is_refused_by_name(self, folder: Path, source: str, reason: str) -> None:
+    def test_files_that_cannot_be_sent_are_refused_by_name(self, folder: Path, source: str, reason: str) -> None:
         for name in ("notes.txt", "cat"):
             (folder / name).write_text("x")
         assert reason in refuse(folder, samples=[{"id": "a", "picture": source}])
@@ -206,7 +206,7 @@ class TestFiles:
             {"model": "m", "api": "completions"},
         ],
     )
-    def test_targets_that_take_texts_refuse_them(self, folder: Path, target: dict[str, Any]) -> None:
+    def test_targets_that_take_only_texts_refuse_files(self, folder: Path, target: dict[str, Any]) -> None:
         assert "takes texts alone" in refuse(folder, target=target)
 
     def test_reach_a_python_target(self, folder: Path) -> None:
@@ -232,7 +232,7 @@ class TestConversations:
         {"role": "user", "content": "Who am I?"},
     )
 
-    def test_of_a_row_are_sent_as_they_are(self, folder: Path, served: Judges) -> None:
+    def test_messages_of_a_row_are_sent_unchanged(self, folder: Path, served: Judges) -> None:
         rows = [{"id": "a", "chat": self.CHAT}]
         run = holdfast.evaluate(**spec_of(served, samples=rows, messages="chat"))
         assert served.bodies[0]["messages"] == list(self.CHAT)
@@ -250,12 +250,12 @@ class TestConversations:
         assert [message["content"] for message in first["messages"]] == ["Hi Eve.", "I am Eve.", "And Bob?"]
         assert second["messages"][-1]["content"] == "Sure?"
 
-    def test_what_stands_before_the_prompt_is_no_reply_of_the_target(self, folder: Path, served: Judges) -> None:
+    def test_messages_before_the_prompt_are_not_replies_of_the_target(self, folder: Path, served: Judges) -> None:
         graders = [{"type": "text", "contains": "you animal", "transcript": "all"}]
         run = holdfast.evaluate(**spec_of(served, samples=[{"chat": self.CHAT}], messages="chat", graders=graders))
         assert run.metrics.score == 0
 
-    def test_a_judge_of_all_sees_what_stands_before_the_prompt(self, folder: Path, served: Judges) -> None:
+    def test_a_judge_with_transcript_all_sees_messages_before_the_prompt(self, folder: Path, served: Judges) -> None:
         judge = {"type": "prompt", "rubric": "Right?", "transcript": "all", "model": "j", "base_url": served.base_url}
         spec = spec_of(served, samples=[{"chat": self.CHAT}], messages="chat", graders=[judge])
         holdfast.evaluate(**spec, accept_errors=True)
@@ -277,7 +277,9 @@ class TestConversations:
             ({"messages": [{"role": "user", "content": "{{ x }}"}]}, "no sample has a field 'x'"),
         ],
     )
-    def test_what_is_no_conversation_is_refused(self, folder: Path, keys: dict[str, Any], reason: str) -> None:
+    def test_messages_that_do_not_form_a_conversation_are_refused(
+        self, folder: Path, keys: dict[str, Any], reason: str
+    ) -> None:
         assert reason in refuse(folder, **keys)
 
     def test_a_list_in_a_prompt_is_refused_with_the_key_to_use(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.conversation.simulated_user import Malformed, read_decision
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.store.records import Usage
 from holdfast.targets.types import Reading, Reply
@@ -250,14 +251,14 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("text", "message"), [*((text, None) for text in STOPS), *REPLIES])
-def test_a_plain_text_is_what_the_user_says_and_a_lone_stop_ends_the_conversation(
+def test_a_plain_text_is_the_users_message_and_a_lone_stop_ends_the_conversation(
     text: str, message: str | None
 ) -> None:
     assert read_decision(Reply(text=text)) == message
 
 
 @pytest.mark.parametrize(("text", "message"), MALFORMED)
-def test_a_reply_that_is_no_decision_is_not_said(text: str, message: str) -> None:
+def test_a_reply_that_is_not_a_decision_is_not_sent(text: str, message: str) -> None:
     with pytest.raises(Malformed, match=re.escape(message)):
         read_decision(Reply(text=text))
 
@@ -273,7 +274,7 @@ def test_a_model_that_plays_the_user_may_stop(lab: Lab, user: Server) -> None:
     assert contents_of(lab.eval().run) == {"a": echoed("hello"), "b": echoed("good day")}
 
 
-def test_a_decision_in_no_form_is_shown_to_the_model_once(lab: Lab) -> None:
+def test_a_malformed_decision_is_shown_to_the_model_once(lab: Lab) -> None:
     def answer(body: Any) -> str:
         return '{"action": "reply", "message": "go on"}' if len(body["messages"]) > 2 else '{"action": "rep'
 
@@ -290,7 +291,7 @@ def test_a_decision_in_no_form_is_shown_to_the_model_once(lab: Lab) -> None:
         assert [output["usage"]["requests"] for output in kept(done.run)] == [4], "both were paid for"
 
 
-def test_a_model_that_never_decides_is_asked_twice_and_no_more(lab: Lab) -> None:
+def test_a_model_that_never_decides_is_asked_only_twice(lab: Lab) -> None:
     cut = {"message": {"role": "assistant", "content": "My number is"}, "finish_reason": "length"}
     with judges(lambda _: cut) as model:
         lab.spec["responder"] = {**DIRECTED, "base_url": model.base_url}
@@ -516,7 +517,7 @@ def test_a_conversation_given_up_halfway_continues_with_the_next_command(lab: La
 
 
 class Notes:
-    """Stands in for the keeper, where the record of one conversation is looked at alone."""
+    """Stands in for the keeper when the record of a single conversation is examined."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -535,7 +536,7 @@ def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list
         async def live(request: str) -> str:
             return f"{life} {request}"
 
-        attempt = await replay.begin_attempt(1)
+        attempt = await RecordedCalls.begin(replay, 1)
         return [
             await attempt.model(request, lambda r=request: live(r), Reading(usage=lambda _: Usage()))
             for request in requests

@@ -68,7 +68,7 @@ def row_of(grader: str, table: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_each_has_its_own_run_and_the_difference_is_paired(lab: Lab) -> None:
+def test_target_and_baseline_have_their_own_runs_and_the_difference_is_paired(lab: Lab) -> None:
     table = lab.eval().out
     first, second = two_runs(lab)
     assert "second" in second.name and all((run / "metrics.json").exists() for run in (first, second))
@@ -121,7 +121,7 @@ def test_the_baseline_inherits_missing_keys_from_the_target(tmp_path: Path, prov
     assert params == [{"temperature": 0.3}] * 2
 
 
-def test_one_judge_judges_both(tmp_path: Path) -> None:
+def test_target_and_baseline_have_the_same_judge(tmp_path: Path) -> None:
     with server(answer="judge") as model:
         lab = Lab(tmp_path, model, spec={"graders": [{"type": "prompt", "rubric": "polite"}]})
         lab.eval("--baseline-model", "other-model")
@@ -176,7 +176,7 @@ def test_an_invalid_baseline_is_reported_before_anything_runs(lab: Lab, baseline
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_paired_difference_equals_that_of_numpy(seed: int) -> None:
+def test_the_paired_difference_equals_numpys(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(chance.randrange(2, 40))]
     sides = [{name: [chance.random() for _ in range(chance.randrange(1, 4))] for name in names} for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A start that fails: what is wrong, where in the eval file, what to do; and nothing left that gets in the way."""
+"""A failed start names the problem, its place in the eval file and the remedy, and leaves nothing in the way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import load_any
@@ -64,7 +64,7 @@ FUNCTIONS = {
 
 
 def refused(folder: Path, text: str) -> str:
-    """Return the message about an eval that cannot start, and check that no file is left behind."""
+    """Return the message about an eval that cannot start, and check that no file is left."""
     path = write(folder, text)
     with pytest.raises(UsageError) as caught:
         run_eval(load_any(read_document(path)), Options(folder / "runs"), Quiet())
@@ -172,7 +172,7 @@ def test_the_command_exits_with_2_and_works_once_the_file_is_fixed(tmp_path: Pat
 HOOK = "hooks: {before_run: [{command: sh hook.sh, error_on_fail: true}]}\n"
 
 
-def test_a_run_that_never_began_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_run_that_never_began_leaves_no_files(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES + TARGET + GRADERS + HOOK)
     (tmp_path / "hook.sh").write_text("exit 7\n")
     failed = holdfast("eval", path.name, cwd=tmp_path, check=3)

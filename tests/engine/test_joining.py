@@ -9,7 +9,8 @@ import pytest
 from holdfast.data import readers
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
-from holdfast.engine.worker import SharedRun, _load_worker, finish_run, prepare, run_worker
+from holdfast.engine.session import Worker
+from holdfast.engine.worker import SharedRun, finish_run, prepare, run_worker
 from holdfast.plan import plan
 from holdfast.store.lease import RunLease
 from holdfast.store.records import to_line
@@ -76,7 +77,7 @@ def test_a_worker_decodes_the_rows_of_its_chunks_only(
     assert sorted(read_again) == sorted({sample for sample, _ in trials})
 
 
-def test_a_worker_finds_its_rows_where_not_every_line_is_a_sample(tmp_path: Path) -> None:
+def test_a_worker_finds_its_rows_if_not_every_line_is_a_sample(tmp_path: Path) -> None:
     rundir = share(tmp_path, where="id != 'r3'").rundir
     mark_done(rundir, but={20})
     run_worker(rundir, "w", Options(runs_dir=tmp_path / "runs"), Quiet())
@@ -102,15 +103,15 @@ def test_a_worker_that_joins_late_looks_up_no_trial(tmp_path: Path, monkeypatch:
     write_outputs(rundir, keys[:2])
     looked_up: list[str] = []
     monkeypatch.setattr(plan, "generation_key", lambda *parts: looked_up.append(parts[0]) or "")
-    loaded = _load_worker(identity, rundir, "late", print)
+    loaded = Worker(identity, Options(runs_dir=tmp_path / "runs"), "late").load(print)
     assert looked_up == []
     assert (loaded.plan.total, loaded.plan.to_run, loaded.plan.to_grade) == (len(keys), len(keys) - 2, 2)
 
 
-def test_a_worker_counts_trials_where_others_have_written_as_many_outputs(tmp_path: Path) -> None:
+def test_a_worker_counts_trials_if_others_have_written_as_many_outputs(tmp_path: Path) -> None:
     identity, rundir, _ = share(tmp_path)
     write_outputs(rundir, [*keys_of(identity)[1:], "sha256:other"])
-    assert _load_worker(identity, rundir, "late", print).plan.to_run == 1
+    assert Worker(identity, Options(runs_dir=tmp_path / "runs"), "late").load(print).plan.to_run == 1
 
 
 def test_a_worker_that_waited_for_the_report_reads_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

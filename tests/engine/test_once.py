@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.store.records import ErrorRecord, to_line
 from holdfast.store.rundir import RunDir
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.faults
 
 SHOP = '''
 import os, signal, time
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 here = Path(__file__).parent
 
@@ -158,8 +159,8 @@ def test_a_decision_is_on_disk_before_anything_else_happens(decision: str, lab: 
     lab.eval(env={"DIE_BEFORE": "tea 1"}, check=-9)
     code = (
         "import os, signal, sys\n"
-        "from holdfast.engine.session import Session\n"
-        "Session.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from holdfast.engine import run\n"
+        "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from holdfast.cli.main import main\n"
         "main()\n"
     )
@@ -323,7 +324,7 @@ def test_a_function_that_raises_leaves_the_call_uncertain_if_the_trial_has_to_ru
 
 SERVER = """
 import os, sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from plain_mcp import MCPServer
 
 server = MCPServer("shop")
@@ -373,7 +374,7 @@ def test_a_second_ctrl_c_during_a_call_leaves_the_trial_uncertain(lab: Lab) -> N
 
 
 def test_workers_leave_a_trial_uncertain_and_one_process_settles_it(lab: Lab) -> None:
-    """The intent is in the journal of a worker, and the decision in that of the run."""
+    """The intent is in a worker's journal, and the decision in the run's."""
     lab.eval("--workers", "2", env={"DIE_AT": "tea 1"}, check=3)
     done = lab.eval("--workers", "2", "--accept-errors", check=3)
     assert 'a/1: order({"thing":"tea 1"})' in done.out and "1 trial is uncertain" in done.out
@@ -423,7 +424,8 @@ def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call
 
         pending = SimpleNamespace(key="k", sample=SimpleNamespace(id="a"), trial=1)
         ways: dict[str, Any] = {"halted": lambda: halted, "end_trial": lambda: events.append("ended")}
-        calls = await Replay(cast("Any", pending), cast("Any", SlowDisk()), [], print, **ways).begin_attempt(1)
+        replay = Replay(cast("Any", pending), cast("Any", SlowDisk()), [], print, **ways)
+        calls = await RecordedCalls.begin(replay, 1)
 
         async def order(_: str) -> str:
             events.append("call")
@@ -445,7 +447,7 @@ def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call
 
 SIDE_BY_SIDE = """
 import asyncio, os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 here = Path(__file__).parent
 lines = here / "orders.txt"
@@ -514,7 +516,7 @@ def test_one_decision_makes_all_calls_of_a_trial_that_were_cut_off(lab: Lab) -> 
 
 OTHER_WAY = """
 import os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 import shop
 
 def look(text, context):
@@ -592,7 +594,7 @@ def test_a_settled_trial_has_its_state_and_the_files_of_its_finished_calls(lab: 
 
 LOST = """
 import os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 import shop
 
 def reply(prompt, context):
@@ -736,8 +738,8 @@ def test_a_kill_leaves_no_error_and_commands_that_look_at_the_run_say_uncertain(
     assert not (run_dir(lab.folder) / "errors.jsonl").exists()
     assert looks(lab) == "1 0 uncertain listed shown"
     assert 'order({"thing":"tea 1"})' in lab.do("show", run_dir(lab.folder), "a").out
-    decided = "import os, signal\nfrom holdfast.engine.session import Session\n"
-    decided += "Session.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    decided = "import os, signal\nfrom holdfast.engine import run\n"
+    decided += "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
     (lab.folder / "killed.py").write_text(decided + "from holdfast.cli.main import main\nmain()\n")
     with spawn("killed", "resume", run_dir(lab.folder), "--settle", "a/1=again", cwd=lab.folder) as process:
         process.communicate()

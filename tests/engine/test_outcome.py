@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.engine.budget import Budget
+from holdfast.engine.brake import Budget
 from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress
@@ -78,7 +78,7 @@ class TestFacts:
         ("seconds", "wall", "shown"),
         [(0.0, 14.0, "14s"), (12.0, 12.4, "12s"), (75.0, 14.0, "14s (the whole run: 1m 15s)"), (75.0, None, "1m 15s")],
     )
-    def test_the_time_is_that_of_this_process(self, seconds: float, wall: float | None, shown: str) -> None:
+    def test_the_time_counts_only_this_process(self, seconds: float, wall: float | None, shown: str) -> None:
         assert next(iter(facts(numbers(seconds=seconds, p50=None, p95=None), None, wall))).endswith(f" · {shown}")
 
     @pytest.mark.parametrize(

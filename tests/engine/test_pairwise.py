@@ -195,7 +195,7 @@ def test_a_run_is_not_judged_against_itself(lab: Any, finished: tuple[str, str])
 
 
 class TestRatings:
-    def test_they_follow_the_odds(self) -> None:
+    def test_ratings_follow_the_odds(self) -> None:
         pair = Pair("a", "b")
         for number in range(10_000):
             pair.add(str(number), ("first", "second") if number % 11 else ("second", "first"))

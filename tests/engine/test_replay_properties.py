@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.errors import RestartTrial, Uncertain
 from holdfast.store.index import cut_off_calls
@@ -19,7 +20,6 @@ from holdfast.store.records import NO_USAGE, Usage, call_id
 from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
-    from holdfast.engine.replay import RecordedCalls
     from holdfast.store.records import Step
 
 PENDING: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 Turn = list[list[Call]]
-"""groups of calls; those of a group are made at the same time"""
+"""groups of calls that are made at the same time"""
 
 
 class Kill(NamedTuple):
@@ -129,11 +129,11 @@ class Process:
             response = step.response
         else:
             call = self.replay.begin_call(key)
-            calls = await self.replay.begin_attempt(number)
+            calls = await RecordedCalls.begin(self.replay, number)
             response = [await self.make_at_once(calls, number, group) for group in turn]
             calls.end()
             await self.replay.end_call(call, response, NO_USAGE)
-        self.replay.end_turn(number, response)
+        self.replay.end_turn(number)
         return response
 
     async def make_at_once(self, calls: RecordedCalls, turn: int, group: list[Call]) -> list[Any]:
@@ -238,7 +238,7 @@ def test_a_conversation_that_diverges_uses_no_record_from_there_on(before: list[
 
     async def make(requests: list[int], disk: list[Step], answer: str) -> list[str]:
         process = Process([], disk, None)
-        attempt = await process.replay.begin_attempt(1)
+        attempt = await RecordedCalls.begin(process.replay, 1)
 
         async def live() -> str:
             return answer

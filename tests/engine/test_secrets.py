@@ -80,7 +80,7 @@ def spelled(form: str) -> list[tuple[str, str]]:
     return [(text, "(hidden: $HF_TOKEN)")]
 
 
-def test_what_contains_no_secret_is_returned_as_it_is() -> None:
+def test_a_text_without_secrets_is_returned_unchanged() -> None:
     value = {"messages": ["sk-verysecret", 1, None]}
     assert secrets().clean(value) is value
     assert Secrets(environ={}).clean(value) is value
@@ -215,7 +215,7 @@ def test_errors_of_a_program_that_prints_its_environment_are_without_secrets(
 
 REPEATS = """
 import os
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 def reply(prompt, context):
     from openai import OpenAI
     said, messages = "", [{"role": "user", "content": "What is my key?"}]

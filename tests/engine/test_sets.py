@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RANK = """
 import os, signal
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from holdfast import AttemptError, GraderBlock, SetVerdict, Verdict, WaitingGrader
 
 class RankBlock(GraderBlock):
@@ -44,7 +44,7 @@ class Rank(WaitingGrader):
         return SetVerdict(verdicts, lengths[len(cases) // 2], {"lengths": lengths})
 """
 TARGET = """
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 def reply(prompt):
     with open("called.txt", "a") as file:
@@ -134,7 +134,7 @@ def test_the_grader_is_asked_once_about_everything_and_has_a_number_of_its_own(p
     assert (project.asked, project.called) == ([3, 3, 4], 4), "with one row more, it is another set"
 
 
-def test_it_waits_for_all_outputs_and_is_asked_again_when_there_are_more(project: Project) -> None:
+def test_a_set_grader_waits_for_all_outputs_and_is_asked_again_when_there_are_more(project: Project) -> None:
     (project.folder / "broken.txt").touch()
     shown = project.run("eval", "e.yaml", check=3)
     assert "grader 'rank' looks at all outputs together: it is asked when 1 more trial has an output" in shown
@@ -163,7 +163,7 @@ def test_after_a_kill_the_whole_set_is_graded_again_and_no_output_is_generated_a
     assert (project.asked, project.called, project.scores()) == ([3, 3, 3], 3, before)
 
 
-def test_what_it_cannot_judge_is_an_error_and_then_there_is_no_number_for_all(project: Project) -> None:
+def test_an_output_that_a_set_grader_cannot_judge_is_an_error_and_leaves_no_number_for_all(project: Project) -> None:
     project.mood("raises")
     shown = project.run("eval", "e.yaml", check=3)
     assert "LookupError: no order" in shown

@@ -109,7 +109,7 @@ def test_a_suite_file_says_the_same(folder: Path, provider: Server) -> None:
     holdfast("eval", "first.yaml", "second.yaml", "-m", "a", "-m", "b", cwd=folder)
     assert provider.requests == 4 * ROWS
     holdfast("eval", "suite.yaml", "-m", "c", "--limit", "2", cwd=folder)
-    assert provider.requests == 4 * ROWS + 2 * 2, "models of the command line replace those of the file"
+    assert provider.requests == 4 * ROWS + 2 * 2, "models of the command line replace the file's"
 
 
 def test_evals_without_models_keep_their_own_targets(folder: Path, provider: Server) -> None:
@@ -137,7 +137,7 @@ def test_a_target_keeps_keys_of_the_eval_file_and_adds_its_own(folder: Path) -> 
     assert re.search(r"┃\s+a ┃.*┃\s+hot ┃", stdout)
 
 
-def test_one_plan_for_all_cells(folder: Path, provider: Server) -> None:
+def test_a_dry_run_plans_all_cells(folder: Path, provider: Server) -> None:
     holdfast("eval", "first.yaml", "-m", "a", cwd=folder)
     holdfast("eval", "second.yaml", "-m", "a", "--limit", "2", cwd=folder)
     asked, suite = provider.requests, write_suite(folder)
@@ -190,7 +190,7 @@ def test_ctrl_c_starts_no_further_run_even_if_what_is_in_flight_completes_one(fo
     assert provider.requests == 4 * ROWS
 
 
-def test_one_budget_for_all_cells_and_processes(folder: Path, provider: Server) -> None:
+def test_all_cells_and_processes_share_a_budget(folder: Path, provider: Server) -> None:
     budget = TOKENS * ROWS + TOKENS * 2
     suite = write_suite(folder)
     stdout = holdfast("eval", suite, "--token-budget", str(budget), cwd=folder, check=3).stdout
@@ -232,7 +232,7 @@ def test_a_cell_whose_server_is_down_does_not_stop_the_others(folder: Path, prov
     assert provider.requests == 4 * ROWS
 
 
-def test_the_exit_code_is_that_of_the_worst_cell(folder: Path) -> None:
+def test_the_worst_cell_decides_the_exit_code(folder: Path) -> None:
     gated = {"eval": "first.yaml", "overrides": {"gate.score": 0.9}}
     stdout = holdfast("eval", write_suite(folder, evals=[gated, "second.yaml"]), cwd=folder, check=1).stdout
     assert stdout.count("gate not met: score") == 2 and "not finished" not in stdout
@@ -290,7 +290,7 @@ def test_cells_that_differ_from_the_best_are_marked_after_holms_correction(agent
     assert first[3] == f"{low:.3f} – {high:.3f}"
 
 
-def test_averages_only_where_the_suite_says_how(agents: Path) -> None:
+def test_averages_need_a_rule_of_the_suite(agents: Path) -> None:
     assert "average" not in holdfast("eval", "suite.yaml", cwd=agents).stdout
     suite = json.loads((agents / "suite.yaml").read_text())
     suite["average"] = {"over": ["first", "second"], "weights": {"second": 3}}

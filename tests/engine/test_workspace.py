@@ -365,7 +365,7 @@ def test_a_file_name_that_is_not_text_is_an_error_of_its_trial(lab: Lab) -> None
     assert "is not UTF-8" in error["message"]
 
 
-# The store alone
+# Only the store
 
 
 def snapshot(folder: Path, blobs: Blobs) -> Files:

@@ -177,7 +177,10 @@ class TestPage:
         write_html(RunView(RunDir(run)), tmp_path)
         lines = summaries((tmp_path / "report.html").read_text())
         assert lines[0] == "passed s0 trial 1 1.000 question 0 question 0 again"
-        assert lines[2] == "failed s1 trial 1 0.000 question 1 question 1 again even : has none of '0 again', '4 again'"
+        assert (
+            lines[2]
+            == "failed s1 trial 1 0.000 question 1 question 1 again even : contains none of '0 again', '4 again'"
+        )
         assert lines[6].startswith("failed s3 trial 1 0.000 question 3 stop question 3 stop checkpoint@1/go : contains")
 
     def test_the_list_shows_the_question_of_trials_that_failed_and_what_passing_graders_say(

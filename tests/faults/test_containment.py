@@ -1,4 +1,4 @@
-"""Agents leave nothing behind: an attempt that was killed, or timed out, has no part in the next one.
+"""Agents leave nothing running: an attempt that was killed, or timed out, has no part in the next one.
 
 The agent of these tests stands in for Claude Code and Codex, which take 800 MB: like them, it runs each command of its
 model in a session of its own, and names files in full. `tests/targets/test_agents.py` runs the real ones.
@@ -258,7 +258,7 @@ def reply(context):
 """
 
 
-def test_processes_of_python_code_are_ended_before_its_workspace_is_restored(case: Case) -> None:
+def test_processes_of_python_code_end_before_its_workspace_is_restored(case: Case) -> None:
     """Nothing contains it: it is found by its working directory, and named."""
     (case.folder / "agent.py").write_text(PYTHON_AGENT.replace("NAME", case.name))
     case.write(target={"python": "agent.py:reply"})
@@ -272,5 +272,5 @@ def test_processes_of_python_code_are_ended_before_its_workspace_is_restored(cas
         case.open_gate(2)
         out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "a, trial 1: ended what an earlier attempt had left running in its workspace: bash (" in out + err
+    assert "a, trial 1: ended processes that an earlier attempt had left running in its workspace: bash (" in out + err
     assert [output["output"] for output in kept(run_dir(case.folder))] == ["built"]

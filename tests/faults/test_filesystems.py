@@ -36,7 +36,7 @@ ROWS = 60
 CONCURRENCY = 4
 KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 LONG = {**KEYS, "prompt": "{{ question }} " + "x" * 20_000}
-"""outputs of more than a megabyte: those of small runs are copied"""
+"""outputs of more than a megabyte: small runs are copied"""
 REFUSED = ["link:error=EPERM", "linkat:error=EPERM", "renameat2:error=EINVAL"]
 """what exFAT refuses"""
 
@@ -113,7 +113,7 @@ def test_a_killed_run_resumes_without_links_exchange_and_exact_times(
 
 @needs_strace
 @pytest.mark.parametrize("arguments", [[], ["--wait"]], ids=["at once", "waiting"])
-def test_a_killed_run_resumes_where_links_and_exchange_are_refused(
+def test_a_killed_run_resumes_if_links_and_exchange_are_refused(
     arguments: list[str], tmp_path: Path, provider: Server, calm: Path
 ) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
@@ -178,7 +178,7 @@ def test_without_links_the_outputs_of_another_run_are_copied(exfat: Path, provid
 
 
 @needs_strace
-def test_outputs_are_copied_where_links_are_refused(tmp_path: Path, provider: Server) -> None:
+def test_outputs_are_copied_if_links_are_refused(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url, **LONG)
     lender, borrower = borrow(eval_file, provider, REFUSED)
     assert not shared_outputs(borrower).samefile(lender / "outputs.jsonl")

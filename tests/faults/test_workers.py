@@ -245,7 +245,7 @@ def test_workers_end_with_the_command_that_started_them(tmp_path: Path, provider
     wait_for(lambda: not leftovers(tmp_path), "the workers to leave")
 
 
-def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
+def test_workers_and_a_process_that_needs_the_run_to_itself_exclude_each_other(
     tmp_path: Path, provider: Server, eval_file: Path
 ) -> None:
     run = share(eval_file)
@@ -266,11 +266,11 @@ def test_workers_and_a_process_that_wants_the_run_alone_exclude_each_other(
     assert listed["status"] == "running"
     holdfast("cache", "rm", "--all", "-y", cwd=tmp_path, check=4)
     assert [end(process, signal.SIGTERM) for process in (first, second)] == [143, 143]
-    alone = start("eval", eval_file, cwd=tmp_path)
+    holder = start("eval", eval_file, cwd=tmp_path)
     wait_for(lambda: provider.stats()["active"] == CONCURRENCY, "a full window")
     refused = holdfast("work", run, "--worker", "a", cwd=tmp_path, check=4)
-    assert f"process {alone.pid} on" in refused.stderr
-    assert end(alone, signal.SIGTERM) == 143
+    assert f"process {holder.pid} on" in refused.stderr
+    assert end(holder, signal.SIGTERM) == 143
 
 
 def test_a_waiting_process_gets_the_run_when_the_workers_have_left(
@@ -307,7 +307,7 @@ def test_only_one_of_many_finished_workers_writes_the_report(tmp_path: Path, pro
 
 
 JUDGE = """import os, time
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 here = Path(__file__).parent
 def check(output):
     seen = here / output.replace(" ", "-")
@@ -547,7 +547,7 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(
         before = (index.spent.tokens, len(index.outputs), len(index.verdicts))
         for part in (line[:-9], line[-9:]):
             follower.refresh()
-            assert (index.spent.tokens, len(index.outputs), len(index.verdicts)) == before, "half a line is none"
+            assert (index.spent.tokens, len(index.outputs), len(index.verdicts)) == before, "half a line does not count"
             with (folder / f"{name}.jsonl").open("ab") as file:
                 file.write(part)
         follower.refresh()

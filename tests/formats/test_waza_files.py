@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.display.text import Quiet
 from holdfast.engine.options import Options
-from holdfast.engine.session import run_eval
+from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
 from holdfast.plan.identity import identify
 from holdfast.spec.load import eval_of_run

@@ -83,7 +83,7 @@ class TestExpectedValues:
         code = "def check(output, expected): return expected is None\n"
         assert scores(folder, code, {"expected": None, "answer": "x"}) == 1
 
-    def test_a_default_is_used_where_the_row_has_no_value(self, folder: Path) -> None:
+    def test_a_default_is_used_if_the_row_has_no_value(self, folder: Path) -> None:
         assert scores(folder, "def check(output, ground_truth='none'): return ground_truth == 'none'\n", {"q": 1}) == 1
 
     @pytest.mark.parametrize("name", ["target", "category"])
@@ -140,7 +140,7 @@ class TestMissingValues:
             ("async def check(output, expected, **more): return True\n", r"check \(checks\.py:1\) asks for expected"),
         ],
     )
-    def test_a_grader_that_asks_for_what_no_row_has_is_rejected_before_anything_runs(
+    def test_a_grader_whose_parameter_no_row_has_is_rejected_before_anything_runs(
         self, tmp_path: Path, code: str, message: str
     ) -> None:
         (tmp_path / "checks.py").write_text(code)
@@ -209,7 +209,7 @@ class Grading:
     """An eval with Python graders, over and over, in one folder of runs."""
 
     CODE = """
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 def note(name, row):
     with Path(__file__).with_name("asked").open("a") as file:
@@ -273,12 +273,12 @@ class TestOneOtherRow:
         assert grading.run.score == 1
         assert grading.evaluate(rows) == (0, 0, []), "and without it everything is there"
 
-    def test_it_leaves_conversations_that_a_checkpoint_has_ended_as_they_are(self, grading: Any) -> None:
+    def test_another_row_leaves_conversations_that_a_checkpoint_ended_unchanged(self, grading: Any) -> None:
         assert len(grading.evaluate(PLAIN, **STOPS)[2]) == 4 + 3
         assert grading.evaluate([*PLAIN, OTHERS[0]], **STOPS) == (1, 0, ["check o0", "early o0"])
         assert grading.evaluate([*PLAIN, *OTHERS], **STOPS)[0] == 3
 
-    def test_runs_with_and_without_it_have_the_same_grader(self, grading: Any) -> None:
+    def test_runs_with_and_without_another_row_have_the_same_grader(self, grading: Any) -> None:
         grading.evaluate(PLAIN)
         first = read_scores(RunView(grading.rundir))
         grading.evaluate([*PLAIN, OTHERS[0]])
@@ -362,7 +362,7 @@ def user(turn): return deep(2)
         assert f'agent.py", line {7 if function == "reply" else 8}, in {function}' in trace
         assert "return deep(n - 1)" in trace and "holdfast/functions" not in trace and "secret" not in trace
 
-    def test_causes_are_in_it(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_traceback_contains_causes(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trace = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:chained"})["traceback"]
         assert "KeyError: 'x'" in trace and trace.endswith("OSError: no config")
         trace = self.errors(folder, monkeypatch, target={"python": f"{folder}/agent.py:leaves"})["traceback"]
@@ -384,7 +384,7 @@ def user(turn): return deep(2)
         assert error["message"].startswith("hooks.before_task") and 'hook.py", line 2' in error["traceback"]
         assert error["traceback"].endswith("ValueError: odd: (hidden: $SOME_API_KEY)")
 
-    def test_a_long_one_is_cut_in_its_middle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_long_traceback_is_cut_in_the_middle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "long.py").write_text(
             "def f(n): return f(n - 1) if n else g(0)\ndef g(n): raise ValueError('x' * 20_000)\n"
             "def reply(prompt): return f(3)\n"

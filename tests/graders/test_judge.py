@@ -73,7 +73,7 @@ class TestReadingAScore:
         assert read_score(text)[0] == score
 
     @pytest.mark.parametrize("text", ['{"reason": "r", "score": 7}', "7", "Fine.\nFinal score: 7"])
-    def test_a_range_of_its_own_is_understood(self, text: str) -> None:
+    def test_a_score_is_read_within_the_graders_range(self, text: str) -> None:
         assert read_score(text, (1, 10))[0] == 7
         for wrong in ("0", "0.5", "11", '{"score": 10.5}'):
             with pytest.raises(Unreadable, match="no score from 1 to 10"):
@@ -170,7 +170,9 @@ class TestReadingAScore:
             ("7/5", (1, 10), None),
         ],
     )
-    def test_a_scale_beside_a_score_is_the_one_asked_for(self, text: str, within: Any, score: float | None) -> None:
+    def test_a_scale_mentioned_with_a_score_must_be_the_requested_one(
+        self, text: str, within: Any, score: float | None
+    ) -> None:
         if score is not None:
             assert read_score(text, within)[0] == score
         else:
@@ -188,7 +190,7 @@ class TestReadingAScore:
             ("{} is what the second answer asks for.", False),
         ],
     )
-    def test_choices_and_checks_are_the_judges_own_too(self, text: str, readable: bool) -> None:
+    def test_choices_and_checks_are_also_the_judges_own(self, text: str, readable: bool) -> None:
         choice = text.replace("{}", '{"reason": "r", "better": "first"}')
         checks = text.replace("{}", '{"checks": [{"description": "d", "passed": true}]}')
         if readable:
@@ -223,7 +225,7 @@ class TestReadingAScore:
     )
 
     @given(st.lists(injected, max_size=4), st.sampled_from(["{}", "```json\n{}\n```", "Here it is:\n\n{}\n", "{}."]))
-    def test_nothing_inside_its_reason_changes_it(self, parts: Any, form: Any) -> None:
+    def test_no_text_in_the_reason_changes_the_score(self, parts: Any, form: Any) -> None:
         verdict = json.dumps({"reason": " ".join(parts), "score": 0.25})
         assert read_score(form.replace("{}", verdict)) == (0.25, " ".join(parts))
 
@@ -237,7 +239,7 @@ class TestReadingAScore:
         assert score == 0.25
 
     @given(st.text(max_size=60) | st.text('{}[]":,score 0.1<>/think`\n', max_size=60))
-    def test_no_reply_can_break_it(self, text: Any) -> None:
+    def test_no_reply_breaks_reading_a_score(self, text: Any) -> None:
         try:
             score, _ = read_score(text)
         except Unreadable:
@@ -289,13 +291,13 @@ class TestAsking:
             assert "temperature" not in body, "current models refuse it"
 
     @pytest.mark.parametrize("params", [{"max_tokens": 50}, {"max_completion_tokens": 60}])
-    def test_a_limit_in_params_is_left_alone(self, tmp_path: Path, params: Any) -> None:
+    def test_a_limit_in_params_is_kept(self, tmp_path: Path, params: Any) -> None:
         with judges(lambda _: VERDICT) as judge:
             judged(tmp_path, judge.base_url, judge={"params": params})
             (body,) = judge.bodies
             assert {key: value for key, value in body.items() if key.startswith("max")} == params
 
-    def test_a_form_in_params_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_form_in_params_is_kept(self, tmp_path: Path) -> None:
         with judges(lambda _: VERDICT) as judge:
             judged(tmp_path, judge.base_url, judge={"params": {"response_format": {"type": "text"}}})
             assert judge.bodies[0]["response_format"] == {"type": "text"}
@@ -315,7 +317,7 @@ class TestAsking:
             assert ["response_format" in body for body in judge.bodies] == [True, False, False, False, False, False]
             assert not (run.path / "errors.jsonl").exists() or not lines(run.path / "errors.jsonl")
 
-    def test_a_server_that_wants_the_other_name_for_the_limit_gets_it(self, tmp_path: Path) -> None:
+    def test_a_server_that_needs_the_other_name_of_the_limit_gets_it(self, tmp_path: Path) -> None:
         def answer(body: Any) -> Any:
             if "max_tokens" in body:
                 raise Refuse(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
@@ -362,7 +364,7 @@ class TestMistakes:
             assert grade["usage"]["requests"] == 2
             assert grade["details"]["rejected_reply"] == "I like it" and grade["details"]["reply"] == VERDICT
 
-    def test_a_reply_that_was_cut_off_is_no_verdict(self, tmp_path: Path) -> None:
+    def test_a_truncated_reply_is_not_a_verdict(self, tmp_path: Path) -> None:
         cut = {"message": {"role": "assistant", "content": VERDICT + " and"}, "finish_reason": "length"}
         with judges(lambda _: cut) as judge:
             run = judged(tmp_path, judge.base_url)
@@ -378,7 +380,7 @@ class TestMistakes:
             assert 40 <= len(judge.bodies) <= 48, "20 outputs, twice each, and those in flight"
             assert "all of the first 20 attempts failed: the judge gave no score" in str(run.reason)
 
-    def test_rows_that_could_not_be_judged_before_do_not_stop_it_again(self, tmp_path: Path) -> None:
+    def test_rows_that_could_not_be_judged_before_do_not_stop_the_judge_again(self, tmp_path: Path) -> None:
         with judges(lambda _: "no") as judge:
             judged(tmp_path, judge.base_url, rows=25, limits={"concurrency": 1})
             assert len(judge.bodies) == 40
@@ -459,14 +461,14 @@ class TestReasoning:
             return next(body for body in served.bodies if body["model"] == "j")["messages"][-1]["content"]
 
     @pytest.mark.parametrize("transcript", ["last", "all"])
-    def test_is_not_shown_to_a_judge(self, tmp_path: Path, transcript: str) -> None:
+    def test_reasoning_is_not_shown_to_a_judge(self, tmp_path: Path, transcript: str) -> None:
         assert "I thought of it" not in self.run(tmp_path, transcript=transcript)
 
-    def test_is_shown_to_a_judge_of_reasoning_with_marks(self, tmp_path: Path) -> None:
+    def test_reasoning_is_shown_with_marks_to_a_judge_of_reasoning(self, tmp_path: Path) -> None:
         asked = self.run(tmp_path, transcript="reasoning")
         assert re.search(r"\[reasoning (\w{16})\]\nI thought of it\n\n\[reply \1\]\nsaid\n</answer-\1>", asked)
 
-    def test_is_in_the_messages_of_a_function_that_asks_for_it(self, tmp_path: Path) -> None:
+    def test_reasoning_is_in_the_messages_of_a_function_that_asks_for_it(self, tmp_path: Path) -> None:
         def grade(messages: list[dict[str, Any]]) -> bool:
             return messages[-1].get("reasoning") == "I thought of it" and "raw" not in messages[-1]
 

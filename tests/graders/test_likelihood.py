@@ -56,7 +56,7 @@ def test_the_right_one_is_a_position_a_text_or_several(tmp_path: Path, expected:
     assert isinstance(verdict, Verdict) and verdict.score == 1
 
 
-def test_greedy_looks_at_the_right_one_alone(tmp_path: Path) -> None:
+def test_greedy_looks_only_at_the_right_continuation(tmp_path: Path) -> None:
     right = judge(tmp_path, [-1.0, -9.0, -9.0], (1,), greedy=True)
     wrong = judge(tmp_path, [-9.0, -1.0, -9.0], (0, 2), greedy=True)
     several = judge(tmp_path, [-9.0, -1.0, -9.0], (2,), greedy=True, expected=[0, 2])
@@ -84,7 +84,7 @@ def test_choices_give_the_lengths_and_the_names(tmp_path: Path) -> None:
         ({"choices": "endings[0]"}, {}, "not a list of texts"),
     ],
 )
-def test_a_row_that_says_nothing_clear_is_an_error_and_no_score(
+def test_an_ambiguous_row_is_an_error_and_not_a_score(
     tmp_path: Path, keys: dict[str, Any], row: dict[str, Any], words: str
 ) -> None:
     error = judge(tmp_path, [-1.0, -2.0, -3.0], row=row, **keys)

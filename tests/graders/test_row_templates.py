@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import AttemptError, ConfigError
-from holdfast.spec.expected import patterns
+from holdfast.graders.expected import patterns
 from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.regex import compile_regex
 from tests.graders.test_identities import FILES
@@ -125,8 +125,8 @@ def test_a_graders_text_is_rendered_with_the_row(tmp_path: Path, block: dict[str
         ({"type": "text", "regex_match": "{{ nothing }}"}, "is an empty list for this row"),
         ({"type": "text", "regex_match": "x{{ secrets }}"}, "cannot insert a list into text"),
         ({"type": "text", "regex_match": "{{ '(' | regex }}"}, "not a regular expression"),
-        ({"type": "tool_calls", "forbidden_tools": ["{{ empty }}"]}, "gives '' for this row, which is no name"),
-        ({"type": "behavior", "required_tools": ["{{ none }}"]}, "gives None for this row, which is no name"),
+        ({"type": "tool_calls", "forbidden_tools": ["{{ empty }}"]}, "gives '' for this row, which is not a name"),
+        ({"type": "behavior", "required_tools": ["{{ none }}"]}, "gives None for this row, which is not a name"),
         ({"type": "tool_constraint", "allow_only": ["{{ nothing }}"]}, "is an empty list for this row"),
         (
             {"type": "action_sequence", "expected_actions": "{{ nothing }}", "matching_mode": "any_order_match"},
@@ -147,18 +147,18 @@ def test_a_row_that_leaves_nothing_to_check_is_an_error_of_the_grade(
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ({"type": "code", "assertions": ["'{{ question }}' in output"]}, "assertions[0]: is no template, and"),
+        ({"type": "code", "assertions": ["'{{ question }}' in output"]}, "assertions[0]: is not a template, and"),
         ({"type": "code", "assertions": ["'{{ question }}' in output"]}, "write sample['FIELD']"),
-        ({"type": "number", "after": "{{ question }}"}, "graders[0].after: is no template"),
-        ({"type": "json_schema", "schema": {"const": "{{ question }}"}}, "graders[0].schema.const: is no template"),
+        ({"type": "number", "after": "{{ question }}"}, "graders[0].after: is not a template"),
+        ({"type": "json_schema", "schema": {"const": "{{ question }}"}}, "graders[0].schema.const: is not a template"),
         ({"type": "program", "command": "{{ question }}"}, "its `args` take values of the row"),
         ({"type": "diff", "expected_files": [{"path": "a", "snapshot": "{{ id }}"}]}, "expected_files[0].snapshot"),
-        ({"type": "tool_calls", "max_calls": "{{ question }}"}, "graders[0].max_calls: is no template"),
+        ({"type": "tool_calls", "max_calls": "{{ question }}"}, "graders[0].max_calls: is not a template"),
         (
             {"type": "tool_calls", "expect": [{"tool": "a", "args": {"{{ id }}": 1}}]},
-            "the name of a key is no template",
+            "the name of a key is not a template",
         ),
-        ({"type": "tool_calls", "config": {"min_calls": "{{ id }}"}}, "graders[0].config.min_calls: is no template"),
+        ({"type": "tool_calls", "config": {"min_calls": "{{ id }}"}}, "graders[0].config.min_calls: is not a template"),
         ({"type": "text", "regex_match": "{{ missing }}"}, "regex_match[0]: no sample has a field 'missing'"),
         ({"type": "tool_calls", "expect": [{"tool": "{{ missing }}"}]}, "expect[0].tool: no sample has a field"),
         ({"type": "text", "regex_match": "({{ question }}"}, "not a regular expression"),

@@ -16,8 +16,8 @@ from holdfast.graders import pool
 from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.judge import FAIL, PASS
 from holdfast.graders.pool import Pool
-from holdfast.graders.similarity import TextPair
-from holdfast.graders.worker_loop import OUTSIDE
+from holdfast.graders.text_metrics import TextPair
+from holdfast.graders.worker import OUTSIDE
 from holdfast.spec.load_graders import GRADERS, grader_schema
 from tests.support.lazy import LazyModule
 from tests.support.running import ROOT, lines, server
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-worker = LazyModule("holdfast.graders.maths_worker")
+worker = LazyModule("holdfast.graders.maths")
 
 
 def score(folder: Path, block: Any, answer: Any, /, fields: Any = None, **row: Any) -> Any:
@@ -54,13 +54,8 @@ class TestSimilarity:
         ],
         ids=str,
     )
-    def test_the_score_is_how_alike_they_are(
-        self, tmp_path: Path, block: Any, answer: str, expected: float | int
-    ) -> None:
+    def test_the_score_is_the_similarity(self, tmp_path: Path, block: Any, answer: str, expected: float | int) -> None:
         assert score(tmp_path, {"type": "similarity", **block}, answer, expected="hello") == pytest.approx(expected)
-
-    def test_it_passes_from_four_fifths(self, tmp_path: Path) -> None:
-        assert threshold(load(tmp_path, graders=[{"type": "similarity"}]).graders[0]) == 0.8
 
     def test_nothing_to_compare_with_is_an_error(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "similarity"}, "any", expected=" ")
@@ -108,7 +103,7 @@ class TestMath:
         assert worker.compare(expected, answer)["equal"] is equal
 
     @pytest.mark.parametrize("expected", ["Paris", "", "pairs of shoes"])
-    def test_words_are_no_mathematics_and_so_an_error(self, expected: str) -> None:
+    def test_expected_words_are_not_mathematics_and_so_an_error(self, expected: str) -> None:
         assert "is not mathematics" in worker.compare(expected, "$1$")["error"]
 
     def test_reasoning_is_not_looked_at(self, tmp_path: Path) -> None:
@@ -147,7 +142,7 @@ class TestMath:
 
     def test_an_answer_that_takes_for_ever_does_not_keep_the_next_one_waiting(self, tmp_path: Path) -> None:
         async def compare() -> str:
-            pool = Pool("maths_worker.py", size=2)
+            pool = Pool("holdfast.graders.maths:start", size=2)
             endless = {"expected": "5", "answer": "$10^{10^{10^{10}}}$"}
             easy = {"expected": "5", "answer": "$5$"}
             tasks = {
@@ -161,6 +156,23 @@ class TestMath:
             return ", ".join(tasks[task] for task in done)
 
         assert asyncio.run(compare()) == "easy"
+
+    @pytest.mark.parametrize(("cores", "processes"), [(0.5, 2), (3.9, 3), (64.0, 4)])
+    def test_a_pool_has_no_more_processes_than_its_control_group_has_cores(
+        self, cores: float, processes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pool, "usable_cores", lambda: cores)
+
+        async def count_processes() -> int:
+            workers = Pool()
+            request = {"request": "holdfast.graders.text_metrics:TextPair", "values": {}}
+            request["values"] = {"method": "ratio", "expected": "a", "answer": "a"}
+            await asyncio.gather(*(workers.ask(request, 1000) for _ in range(6)))
+            count = len(workers._idle)
+            await workers.close()
+            return count
+
+        assert asyncio.run(count_processes()) == processes
 
     def test_a_signal_from_outside_does_not_end_a_comparison(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,7 +311,7 @@ class TestJudgeWithTools:
         [((PASS, PASS), 1, "passed"), ((PASS, FAIL), 0.5, "failed"), ((FAIL,), 0, "failed")],
         ids=str,
     )
-    def test_the_score_is_the_share_of_checks_it_passed(
+    def test_a_judges_score_is_the_share_of_passed_checks(
         self, tmp_path: Path, calls: Any, expected: float | int, status: str
     ) -> None:
         with server(answer="done", calls=tool_calls(*calls)) as mock:
@@ -311,7 +323,7 @@ class TestJudgeWithTools:
             asked = list(mock.stats()["asked"])
             assert any(re.search(r"Check one\.\n\n<answer-(\w+)>\nsaid\n</answer-\1>", prompt) for prompt in asked)
 
-    def test_a_rubric_beside_the_prompt_is_shown_to_it(self, tmp_path: Path) -> None:
+    def test_a_rubric_is_shown_to_a_judge_with_a_prompt(self, tmp_path: Path) -> None:
         (tmp_path / "rubric.md").write_text("---\nname: r\n---\nBe strict about {{ question }}.\n")
         with server(answer="done", calls=tool_calls(PASS)) as mock:
             judged(tmp_path, mock.base_url, judge={**CHECK, "rubric": "Be strict about {{ question }}."})
@@ -338,7 +350,7 @@ class TestRubricFiles:
         ("rubric", "message"),
         [("none.md", "cannot be read"), ("../out.md", "is outside"), ("empty.yaml", "checks nothing")],
     )
-    def test_one_that_is_not_there_or_empty_is_refused_with_its_line(
+    def test_a_missing_or_empty_rubric_file_is_refused_with_its_line(
         self, tmp_path: Path, rubric: str, message: str
     ) -> None:
         folder = tmp_path / "eval"
@@ -408,7 +420,7 @@ class TestTranscripts:
         assert one == two != three and "transcript" not in one
 
 
-def test_a_grader_that_cannot_judge_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_grader_that_cannot_judge_does_not_affect_others(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(output):\n    raise RuntimeError('no')\n")
     run = holdfast.evaluate(
         name="mixed",

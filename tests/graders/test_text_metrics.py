@@ -49,12 +49,12 @@ class TestOneAnswer:
             ({"type": "cer"}, "abxd", ["zzzz", "abcd"], 0.75),
         ],
     )
-    def test_its_score(self, tmp_path: Path, block: Any, answer: str, expected: Any, score: Any) -> None:
+    def test_the_score_of_an_answer(self, tmp_path: Path, block: Any, answer: str, expected: Any, score: Any) -> None:
         verdict = grade(tmp_path, block, answer, expected=expected)
         assert not isinstance(verdict, AttemptError), verdict
         assert verdict.score == pytest.approx(score)
 
-    def test_japanese_words_are_those_of_sacrebleu(self, tmp_path: Path) -> None:
+    def test_japanese_words_are_sacrebleus(self, tmp_path: Path) -> None:
         pytest.importorskip("MeCab", reason="pip install 'sacrebleu[ja]'")
         block = {"type": "rouge", "variant": "rouge1", "tokenize": "ja-mecab"}
         # 東京 都庁 に 行く, and 東京 に 住む
@@ -105,7 +105,7 @@ class TestOneAnswer:
     def test_an_empty_answer_scores_nothing(self, tmp_path: Path, kind: str) -> None:
         assert grade(tmp_path, {"type": kind}, "", expected="some words").score == 0
 
-    def test_rouge_says_that_it_sees_no_words_in_other_scripts(self, tmp_path: Path) -> None:
+    def test_rouge_reports_that_it_finds_no_words_in_other_scripts(self, tmp_path: Path) -> None:
         error = grade(tmp_path, {"type": "rouge"}, "東京", expected="東京都庁")
         assert isinstance(error, AttemptError) and "tokenize: characters" in error.message
 

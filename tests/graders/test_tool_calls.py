@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 provider = module_server(tool_calls=2)
-"""A model that calls two tools before its answer, where it is offered any."""
+"""A model that calls two tools before its answer, if it is offered tools."""
 
 GRADERS = [
     {"type": "tool_calls", "name": "used", "min_calls": 1},
@@ -111,7 +111,7 @@ AGENTS = {
         "            found = context.tool(calc, json.loads(call['function']['arguments']))\n"
         "            messages.append({'role': 'tool', 'tool_call_id': call['id'], 'content': found})\n"
     ),
-    "context.tool alone": (
+    "only context.tool": (
         "def reply(prompt, context):\n"
         "    return context.tool(calc, {'sum': 'tea 0'}) + context.tool(calc, {'sum': 'tea 1'})\n"
     ),
@@ -175,7 +175,7 @@ TURNS = (
 
 
 @pytest.mark.faults
-def test_calls_of_a_killed_conversation_are_those_of_one_that_was_not(lab: Lab, monkeypatch: Any, capsys: Any) -> None:
+def test_a_killed_conversation_has_the_calls_of_an_uninterrupted_one(lab: Lab, monkeypatch: Any, capsys: Any) -> None:
     agent(lab, TURNS)
     lab.spec |= {
         "follow_ups": ["more", "tea"],
@@ -202,7 +202,7 @@ NOT_SEEN: dict[str, Any] = {
     "a function that only returns a text": {"python": "agent.py:plain"},
     "a program without the proxy": {"command": [sys.executable, "-c", "print('done')"], "proxy": False},
     "a program that never comes to the proxy": {"command": [sys.executable, "-c", "print('done')"]},
-    "a workflow behind HTTP": {"http": "", "request": {"input_message": "{{ prompt }}"}, "response": "value"},
+    "an HTTP workflow": {"http": "", "request": {"input_message": "{{ prompt }}"}, "response": "value"},
 }
 
 
@@ -230,7 +230,7 @@ def test_graders_of_unknown_calls_are_reported_as_checking_nothing(
     assert "`used`, `none`" in done.out + done.err and "checked nothing" in done.out + done.err
 
 
-def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab: Lab) -> None:
+def test_targets_that_report_calls_are_judged_when_they_made_no_calls(lab: Lab) -> None:
     agent(lab, "def reply(prompt, context):\n    return 'without a tool'\n")
     for target in (lab.spec["target"], {"model": "m", "base_url": lab.provider.base_url}):
         lab.spec["target"] = target
@@ -239,7 +239,7 @@ def test_targets_that_would_show_their_calls_are_judged_when_they_made_none(lab:
         assert "calls" not in kept(done.run)[0]
 
 
-def test_calls_listed_beside_the_messages_are_what_graders_read(tmp_path: Path) -> None:
+def test_graders_read_the_listed_calls_instead_of_the_messages(tmp_path: Path) -> None:
     calls = [ToolCall(1, "calc", {"sum": 1}), ToolCall(1, "calc", "no JSON")]
     block = {"type": "tool_calls", "min_calls": 2, "forbidden_tools": ["other"]}
     assert grade(tmp_path, block, "done", fields={"calls": calls}).score == 1
@@ -268,7 +268,7 @@ def seen(trace: Trace) -> list[tuple[str | None, Any, Any]]:
 USER = {"role": "user", "content": "go"}
 
 
-def test_examples_and_earlier_turns_in_a_request_are_no_calls_of_this_turn() -> None:
+def test_calls_in_examples_and_earlier_turns_do_not_count_for_this_turn() -> None:
     trace = Trace()
     history = [chat(("1", "f", "{}")), result("1", "old"), USER]
     trace.request(history)
@@ -306,7 +306,7 @@ def test_a_client_that_asks_the_same_twice_does_not_call_twice_but_a_poll_does()
     assert seen(trace) == [("poll", {}, "wait"), ("poll", {}, "ok")]
 
 
-def test_a_call_that_the_agent_wrote_itself_counts_behind_the_last_user_message() -> None:
+def test_a_call_written_by_the_agent_counts_after_the_last_user_message() -> None:
     trace = Trace()
     trace.request([USER, chat(("own", "look", "{}")), result("own", "seen")])
     assert seen(trace) == [("look", {}, "seen")]

@@ -56,7 +56,7 @@ class TestReadingCalls:
         ]
 
     @pytest.mark.parametrize("written", ["{not json", "[1]", '"text"'])
-    def test_arguments_that_are_no_json_object_stay_what_was_written(self, written: str) -> None:
+    def test_arguments_that_are_not_a_json_object_stay_as_written(self, written: str) -> None:
         (parsed,) = calls_in_messages(
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}]
         )
@@ -117,7 +117,7 @@ class TestSequences:
             ("any_order_match", "", False, 0),
         ],
     )
-    def test_what_does_not_match_scores_nothing_and_has_f1_as_a_detail(
+    def test_calls_that_do_not_match_score_0_and_have_f1_as_a_detail(
         self, tmp_path: Path, mode: str, got: str, passed: bool, score: float | int
     ) -> None:
         block = {"type": "action_sequence", "expected_actions": ["a", "b"], "matching_mode": mode}
@@ -250,7 +250,7 @@ class TestToolCalls:
         ],
         ids=str,
     )
-    def test_one_check_per_rule(self, tmp_path: Path, block: Any, score: float | int | None) -> None:
+    def test_each_rule_of_tool_calls_is_one_check(self, tmp_path: Path, block: Any, score: float | int | None) -> None:
         calls = [call("read", path="a.txt"), call("run")]
         if score is None:
             with pytest.raises(ConfigError, match="no number of calls"):
@@ -275,7 +275,7 @@ class TestToolCalls:
         expected = {"tool": "order", "args": {"id": "4711", "note": {"contains": "x"}}}
         assert feedback in verdict_of(tmp_path, {"type": "tool_calls", "expect": [expected]}, *calls).feedback
 
-    def test_one_call_has_to_fit_in_all_its_arguments(self, tmp_path: Path) -> None:
+    def test_all_arguments_must_match_in_the_same_call(self, tmp_path: Path) -> None:
         rule = {"tool": "f", "args": {"a": {"equals": 1}, "b": {"equals": 2}}}
         block = {"type": "tool_calls", "expect": [rule]}
         assert verdict_of(tmp_path, block, call("f", a=1, b=0), call("f", a=0, b=2)).score == 0
@@ -301,7 +301,7 @@ class TestToolConstraint:
         ],
         ids=str,
     )
-    def test_one_check_per_entry(self, tmp_path: Path, block: Any, score: float | int) -> None:
+    def test_each_entry_of_tool_constraint_is_one_check(self, tmp_path: Path, block: Any, score: float | int) -> None:
         calls = [call("bash", command="npm test"), call("edit", path="a.py", lines=2), call("Skill", skill="pdf")]
         assert verdict_of(tmp_path, {"type": "tool_constraint", **block}, *calls).score == score
 
@@ -321,7 +321,7 @@ REFUSED = [
     ({"type": "action_sequence", "expected_actions": ["a"]}, "matching_mode: is missing"),
     ({"type": "skill_invocation"}, "checks nothing"),
     ({"type": "skill_invocation", "required_skills": ["a"]}, "need a mode"),
-    ({"type": "skill_invocation", "forbidden_skills": ["a"], "allow_extra": False}, "there are none"),
+    ({"type": "skill_invocation", "forbidden_skills": ["a"], "allow_extra": False}, "which is empty"),
     ({"type": "tool_calls"}, "checks nothing"),
     ({"type": "tool_calls", "min_calls": 0}, "checks nothing"),
     ({"type": "tool_calls", "required": ["a"]}, "did you mean 'required_tools'"),

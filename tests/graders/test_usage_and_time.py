@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 AGENT = """\
 import json
 import time
-from pathlib import Path
-from holdfast.store.records import Usage
+from pathlib import Path  # noqa: TC003 - msgspec reads it
+from holdfast.store.records import Usage  # noqa: TC001 - msgspec reads annotations when it runs
 from holdfast.targets.types import Reply
 
 def reply(prompt, context):
@@ -99,12 +99,12 @@ def test_a_regenerated_text_is_graded_again_only_by_graders_of_usage_and_time(ev
     assert last(second, "time")["details"]["duration_ms"] == output["timing"]["seconds"] * 1000
 
 
-def test_an_assertion_that_does_not_speak_of_the_time_cannot_see_it(evaluate: Any) -> None:
+def test_an_assertion_that_does_not_name_the_time_cannot_see_it(evaluate: Any) -> None:
     hidden = {"type": "code", "assertions": ["'duration' + '_ms' not in globals()"]}
     assert statuses_of(evaluate({"hidden": hidden}, {})) == {"hidden": "passed"}
 
 
-def test_an_output_that_stays_keeps_its_verdicts(evaluate: Any) -> None:
+def test_an_unchanged_output_keeps_its_verdicts(evaluate: Any) -> None:
     graders = {**READS, **DOES_NOT}
     run = evaluate(graders, {})
     for name in ("metrics.json", "results.json"):
@@ -138,7 +138,7 @@ class TestCheckpoints:
         assert last(second, "time")["details"]["duration_ms"] == output["marks"][0]["seconds"] * 1000
 
 
-def test_the_time_of_a_conversation_is_that_of_all_processes_that_had_it(evaluate: Any) -> None:
+def test_the_time_of_a_conversation_spans_all_its_processes(evaluate: Any) -> None:
     grader = {"time": {"type": "behavior", "max_duration_ms": 250}}
     keys: dict[str, Any] = {"follow_ups": ["more"]}
     assert evaluate(grader, {"fails": "more", "sleeps": 0.3}, **keys).exit_code == 3

@@ -70,7 +70,7 @@ class TestPanels:
         assert Counter(grade["grader"] for grade in grades) == {"panel/a": 2, "panel/b": 2, "panel/c": 2}
         assert len({grade["grade_key"] for grade in grades}) == 6
 
-    def test_a_judge_of_a_panel_may_have_a_server_and_parameters_of_its_own(self) -> None:
+    def test_a_judge_of_a_panel_may_have_its_own_server_and_parameters(self) -> None:
         with judges(vote) as served, judges(vote) as other:
             own = {"model": "b", "base_url": other.base_url, "params": {"seed": 2, "top_p": 1}}
             twice = {"model": "b", "name": "warm", "params": {"temperature": 1}}
@@ -134,7 +134,9 @@ class TestPanels:
             ({"model": []}, "needs at least 1 item"),
         ],
     )
-    def test_what_makes_no_panel_is_refused(self, tmp_path: Path, keys: dict[str, Any], reason: str) -> None:
+    def test_a_panel_without_several_different_votes_is_refused(
+        self, tmp_path: Path, keys: dict[str, Any], reason: str
+    ) -> None:
         with pytest.raises(holdfast.HoldfastError, match=reason):
             load(tmp_path, graders=[{"type": "prompt", "rubric": "r", **keys}])
 
@@ -240,7 +242,7 @@ class TestCombining:
         for rule in ("mean", "median", "min", "majority"):
             assert combine_scores(votes, rule, 0.5) == pytest.approx(combine_scores(shuffled, rule, 0.5))
 
-    def test_a_missing_vote_is_no_verdict_and_an_error_an_error(self) -> None:
+    def test_a_missing_vote_gives_no_verdict_and_a_failed_vote_an_error(self) -> None:
         good, bad = VerdictRef("passed", 1.0, None), VerdictRef("error", None, None)
         assert combine_votes([good, None], "mean", 0.5) is None
         verdict = combine_votes([good, bad], "mean", 0.5)

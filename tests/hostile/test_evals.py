@@ -98,7 +98,7 @@ def test_a_dry_run_runs_nothing(folder: Path, mark: Path, name: str) -> None:
     assert ".env:1: LD_PRELOAD is not taken from this file" in done.stderr
 
 
-def test_the_plan_says_what_is_unknown_until_it_runs(folder: Path, tmp_path: Path) -> None:
+def test_the_plan_names_what_is_unknown_until_the_run(folder: Path, tmp_path: Path) -> None:
     home = {"HOLDFAST_HOME": str(tmp_path / "home")}
     write_spec(folder, target=AGENT, workspace={})
     plan = holdfast("eval", "eval.yaml", "--dry-run", "--no-env-file", cwd=folder, env=home)

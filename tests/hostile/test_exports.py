@@ -42,14 +42,14 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path: Path, formula: str) -> None:
 @pytest.mark.parametrize(
     "value", [-1, -1.5, 1e-9, "-1", "+2", "-1.5e-3", "-.5", "text", "", None, "a=b", "2 - 1", "'quoted"]
 )
-def test_numbers_and_other_texts_stay_as_they_are(value: Any) -> None:
+def test_numbers_and_other_texts_stay_unchanged(value: Any) -> None:
     text = io.StringIO(newline="")
     write_rows(text, [["x", value]])
     assert cells(text.getvalue()) == ["x", "" if value is None else str(value)]
 
 
 @pytest.mark.parametrize("form", ["html", "junit", "samples", "csv"])
-def test_texts_for_terminals_and_browsers_are_no_markup(tmp_path: Path, form: str) -> None:
+def test_texts_for_terminals_and_browsers_are_not_markup(tmp_path: Path, form: str) -> None:
     hostile_eval(tmp_path, f"{HTML} {ALL}")
     holdfast("eval", "eval.yaml", "--accept-errors", "--export", form, cwd=tmp_path)
     files = [path for path in run_dir(tmp_path).glob(f"export/{form}/**/*") if path.is_file()]

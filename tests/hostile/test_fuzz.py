@@ -125,7 +125,7 @@ def test_any_list_of_unwanted_keys_plan_and_inputs_is_read_or_refused(tmp_path: 
     read_inputs(RunDir(tmp_path))
 
 
-def test_a_document_that_nests_too_deeply_is_no_manifest(tmp_path: Path) -> None:
+def test_a_document_that_nests_too_deeply_is_not_a_manifest(tmp_path: Path) -> None:
     DAMAGED["nested"](tmp_path / "manifest.json")
     with pytest.raises(HoldfastError, match=r"manifest\.json: not a manifest"):
         RunDir(tmp_path).read_manifest()
@@ -133,7 +133,7 @@ def test_a_document_that_nests_too_deeply_is_no_manifest(tmp_path: Path) -> None
         decode_manifest((tmp_path / "manifest.json").read_bytes())
 
 
-def test_a_file_that_is_none_is_an_error_of_the_system_as_well() -> None:
+def test_a_path_that_is_not_a_file_is_also_an_error_of_the_system() -> None:
     assert issubclass(RunFileError, OSError), "readers that can do without a file need not know the difference"
     error = RunFileError("what", remedy="do")
     assert (str(error), error.exit_code) == ("what\nhint: do", 3)

@@ -1,4 +1,4 @@
-"""Files of a run that are no files, or not what they should be: damage of that run alone, named, and never a hang."""
+"""Broken or hostile files of a run damage only that run, are named, and never make a command hang."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_every_reading_command_ends_with_a_clear_error_or_without_the_file(
 
 @pytest.mark.parametrize("file", ["manifest.json", "metrics.json", "outputs.jsonl", "grades.jsonl"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "nested"])
-def test_a_writing_command_ends_too(place: Path, run: Run, kind: str, file: str) -> None:
+def test_a_writing_command_ends_as_well(place: Path, run: Run, kind: str, file: str) -> None:
     for arguments in WRITING.values():
         put(run_of(place) / file, {**SPECIAL, **DAMAGED}[kind])
         run(arguments)
@@ -192,7 +192,7 @@ class TestLongLines:
         for read in readers:
             with pytest.raises(RunFileError, match=r"outputs\.jsonl: the line at byte 1,048,577 is longer than 3 MB"):
                 read()
-        assert list(find_lines(journal, b"yy")) == [], "an unfinished line is none"
+        assert list(find_lines(journal, b"yy")) == [], "an unfinished line does not count"
 
     def test_a_line_up_to_that_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "grades.jsonl"
@@ -232,7 +232,7 @@ def test_every_file_of_a_private_run_is_private(tmp_path: Path) -> None:
     assert {path.name: oct(path.stat().st_mode & 0o077) for path in paths if path.stat().st_mode & 0o077} == {}
 
 
-def test_without_it_files_follow_the_umask(tmp_path: Path) -> None:
+def test_without_holdfast_umask_files_follow_the_umask(tmp_path: Path) -> None:
     hostile_eval(tmp_path, "fine")
     shell = ["sh", "-c", 'umask 027; exec "$@"', "sh", *HOLDFAST, "eval", "eval.yaml", "--accept-errors"]
     subprocess.run(shell, cwd=tmp_path, env=environment(), check=True, capture_output=True)
@@ -240,7 +240,7 @@ def test_without_it_files_follow_the_umask(tmp_path: Path) -> None:
     assert modes == {0o640}
 
 
-def test_a_umask_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_an_invalid_umask_is_an_error(tmp_path: Path) -> None:
     done = holdfast("ls", cwd=tmp_path, env={"HOLDFAST_UMASK": "rwx"}, check=2)
     assert "HOLDFAST_UMASK is 'rwx'; expected an octal number" in done.stderr
 
@@ -252,7 +252,7 @@ def test_a_umask_that_locks_its_owner_out_is_an_error(tmp_path: Path, umask: str
     assert "hint: 077 lets only you read" in done.stderr
 
 
-def test_leftovers_of_a_killed_process_are_removed_by_the_next(place: Path, run: Run) -> None:
+def test_files_of_a_killed_process_are_removed_by_the_next_one(place: Path, run: Run) -> None:
     folder = run_of(place) / "export" / "csv"
     folder.mkdir(parents=True)
     ended = subprocess.Popen(["true"])

@@ -137,7 +137,7 @@ def test_no_reply_of_a_hostile_judge_becomes_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_reply_to_a_request_about_batches_is_read_as_one(name: str) -> None:
+def test_no_hostile_reply_to_a_request_about_batches_is_accepted(name: str) -> None:
     async def call(url: str) -> None:
         REPLY_BYTES.set(LIMIT)
         body = b'{"custom_id": "attack:%b"}' % name.encode()

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, DataError, UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import apply_override, parse_override
-from holdfast.spec.schema import parse_duration
+from holdfast.spec.quantities import parse_duration
 from tests.support.running import holdfast
 from tests.support.specs import ROWS, command, load, who, write_rows, write_spec
 

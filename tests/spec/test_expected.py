@@ -116,7 +116,7 @@ class TestFeedback:
         ("block", "words"),
         [
             ({"type": "text", "contains": "{{ expected }}"}, "lacks 'Paris'; lacks 'City of Paris'"),
-            ({"type": "text", "contains_any": ["{{ expected }}"]}, "has none of 'Paris', 'City of Paris'"),
+            ({"type": "text", "contains_any": ["{{ expected }}"]}, "contains none of 'Paris', 'City of Paris'"),
             ({"type": "text", "not_contains": "{{ bad }}"}, "contains 'Rome'"),
             ({"type": "exact"}, "expected one of 'Paris', 'City of Paris'"),
         ],

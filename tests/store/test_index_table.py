@@ -145,10 +145,10 @@ def test_an_output_takes_at_most_110_bytes_and_a_verdict_60_or_80_with_the_usage
 
 GROW = """
 import random, resource, sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from holdfast.store.index import Index
 from holdfast.store.lines import LineRef
-from holdfast.store.records import Usage
+from holdfast.store.records import Usage  # noqa: TC001 - msgspec reads annotations when it runs
 from holdfast.store.refs import OutputRef, VerdictRef
 
 count, index = int(sys.argv[1]), Index()

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.faults
 
 _HOLD = """
 import signal, sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from holdfast.store.lease import RunLease
 held = [RunLease(Path(path)) for path in sys.argv[1:]]
 for lease in held:
@@ -185,7 +185,7 @@ def test_waiting_ends_when_the_holder_is_dead_and_says_so_before(tmp_path: Path,
     lease.release()
 
 
-def test_each_holder_is_given_the_time_that_it_announced(tmp_path: Path, clock: Clock) -> None:
+def test_each_holder_keeps_the_lease_for_the_time_that_it_announced(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "run.lock"
     path.write_bytes(leases._content(msgspec.structs.replace(ELSEWHERE, lease=200.0)))
     lease = RunLease(path)

@@ -14,7 +14,6 @@ RECORDED: list[tuple[bytes, Any]] = [
     (b'{"model":"m","whole":{"id":1},"counts":null}', ProxiedResponse("m", whole={"id": 1}, counts=None)),
     (b'{"model":"m","events":[{}],"counts":{"n":1}}', ProxiedResponse("m", events=[{}], counts={"n": 1})),
     (b'{"tool":"t","arguments":{"a":1},"result":"r"}', ToolResponse("t", {"a": 1}, "r")),
-    (b'{"tool":"t","result":"r"}', ToolResponse("t", result="r")),
     (b'{"tool":"t","arguments":{},"result":"Error","traceback":"T"}', ToolResponse("t", {}, "Error", traceback="T")),
     (
         b'{"tool":"t","arguments":{},"result":null,"function":null,"files":{"a":"sha256:1"}}',

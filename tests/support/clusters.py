@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -224,4 +224,5 @@ def launched(
 ) -> Launch:
     """The launch of a configuration in that folder, with no variable set but those given."""
     variables = {"PWD": str(folder)} if environ is None else environ
-    return compile_launch(config, profile, overrides, tasks, folder, variables, detached=detached)
+    request = LaunchRequest(config, profile, overrides, tasks, detached=detached, cwd=folder, environ=variables)
+    return compile_launch(request)

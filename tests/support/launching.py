@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from holdfast.cluster.config.compile import compile_launch
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.chain import Chain
 from holdfast.cluster.remote.invocation import State, TaskFolder
@@ -154,7 +154,8 @@ class Site:
 
     def compiled(self, *overrides: str, profile: str = "lab", **environ: str) -> Launch:
         """The launch."""
-        return compile_launch("nano", profile, overrides, (), self.folder, {"PWD": str(self.folder), **environ})
+        variables = {"PWD": str(self.folder), **environ}
+        return compile_launch(LaunchRequest("nano", profile, overrides, cwd=self.folder, environ=variables))
 
     def submit(self, *overrides: str, profile: str = "lab", **environ: str) -> Invocation:
         """Submit it."""

@@ -16,7 +16,6 @@ from holdfast import evaluate
 from holdfast.errors import Fault, UsageError
 from holdfast.spec.load import load_eval
 from holdfast.targets import embedded
-from holdfast.targets.cores import usable_cores
 from holdfast.targets.embedded import serve
 from tests.support.specs import write_spec
 
@@ -128,50 +127,12 @@ def test_an_unknown_model_is_refused_with_the_available_ones() -> None:
         asyncio.run(main())
 
 
-class TestCores:
-    """The server's number of threads follows the kernel's files."""
-
-    def machine(self, folder: Path, groups: str, **files: str) -> Path:
-        (folder / "proc/self").mkdir(parents=True)
-        (folder / "proc/self/cgroup").write_text(groups)
-        for path, text in files.items():
-            place = folder / "sys/fs/cgroup" / path.replace("__", "/").replace("_max", ".max")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
-        return folder
-
-    @pytest.fixture(autouse=True)
-    def sixteen(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
-        monkeypatch.setattr("os.cpu_count", lambda: 64)
-
-    def test_affinity_counts_where_there_is_no_quota(self, tmp_path: Path) -> None:
-        assert usable_cores(tmp_path) == 16
-        assert usable_cores(self.machine(tmp_path, "0::/a\n", a__cpu_max="max 100000")) == 16
-
-    def test_the_least_quota_of_all_groups_around_us_counts(self, tmp_path: Path) -> None:
-        files = {"a__b__cpu_max": "max 100000", "a__cpu_max": "150000 100000", "cpu_max": "400000 100000"}
-        assert usable_cores(self.machine(tmp_path, "0::/a/b\n", **files)) == 1.5
-
-    def test_inside_a_container_the_mount_itself_is_our_group(self, tmp_path: Path) -> None:
-        assert usable_cores(self.machine(tmp_path, "0::/not/there\n", cpu_max="50000 100000")) == 0.5
-
-    @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
-    @pytest.mark.parametrize(("quota", "cores"), [("250000", 2.5), ("-1", 16)])
-    def test_quotas_of_the_first_version(self, mount: str, quota: str, cores: float, tmp_path: Path) -> None:
-        root = self.machine(tmp_path, "4:memory:/x\n3:cpu,cpuacct:/job\n")
-        group = root / "sys/fs/cgroup" / mount / "job"
-        group.mkdir(parents=True)
-        (group / "cpu.cfs_quota_us").write_text(quota + "\n")
-        (group / "cpu.cfs_period_us").write_text("100000\n")
-        assert usable_cores(root) == cores
-
-    @pytest.mark.parametrize(
-        ("cores", "threads"), [(0.5, 1), (1, 1), (1.9, 1), (2, 1), (2.5, 1), (3, 2), (4, 3), (5, 4), (64, 4)]
-    )
-    def test_one_core_stays_free(self, cores: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(embedded, "usable_cores", lambda: cores)
-        assert embedded.thread_count() == threads
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(0.5, 1), (1, 1), (1.9, 1), (2, 1), (2.5, 1), (3, 2), (4, 3), (5, 4), (64, 4)]
+)
+def test_the_embedded_server_leaves_one_core_free(cores: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "usable_cores", lambda: cores)
+    assert embedded.thread_count() == threads
 
 
 @pytest.mark.parametrize(

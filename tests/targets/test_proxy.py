@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.spec.target_schema import CommandTarget
 from holdfast.targets.proxy import Proxy
@@ -44,7 +45,7 @@ def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
 
 CLIENT = """
 import json, os, sys, time, urllib.error, urllib.request
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 here = Path(__file__).parent
 base = os.environ["OPENAI_BASE_URL"]
@@ -254,7 +255,8 @@ def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, A
         block = CommandTarget(command=["x"], base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
         job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
         notes = Notes()
-        calls = await Replay(job, notes, [], lambda _: None).begin_attempt(1)  # type: ignore[arg-type]
+        replay = Replay(job, notes, [], lambda _: None)  # type: ignore[arg-type]
+        calls = await RecordedCalls.begin(replay, 1)
         try:
             async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
                 proxy.admit(calls)  # type: ignore[arg-type]
@@ -553,7 +555,7 @@ def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None
 
 FRAMEWORK = '''
 import sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 from pydantic_ai import Agent
 
 agent = Agent("openai-chat:test-model", system_prompt="Be brief.")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in 
 
 AGENT = """
 import json, uuid
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - msgspec reads it
 
 def look(city):
     return f"rain in {city}"

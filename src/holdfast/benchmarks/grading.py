@@ -1,4 +1,4 @@
-"""Run as a script: grade replies with tasks of lm-eval, for the grader `lm_eval`."""
+"""Grades replies with tasks of lm-eval, in the worker processes of the grader `lm_eval`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from holdfast.benchmarks.names import folders, read_index
-from holdfast.graders.worker_loop import answer_questions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from holdfast.graders.worker import Answer
 
 
 class _Splits(dict[str, Any]):
@@ -86,9 +85,13 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def answer(question: dict[str, Any], _: Callable[[str], None]) -> dict[str, Any]:
-    """Grade the replies of a question."""
-    return _answer(json.dumps(question))
+def start() -> Answer:
+    """Import lm-eval, so that no question's time includes it; return the function that grades replies."""
+    logging.disable(logging.CRITICAL)
+    import lm_eval.tasks  # noqa: F401
+
+    read_index()
+    return lambda question, _: _answer(json.dumps(question))
 
 
 @lru_cache(maxsize=64)
@@ -99,11 +102,3 @@ def _answer(encoded: str) -> dict[str, Any]:
         return {"metrics": grade(question["task"], question["doc"], question["responses"], question["filter"])}
     except Exception as error:  # whatever a task's own code raises
         return {"error": f"{type(error).__name__}: {error}"[:400]}
-
-
-if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
-    import lm_eval.tasks  # noqa: F401 - before it is ready, so that importing it is in no question's time
-
-    read_index()
-    answer_questions(answer)

@@ -2,6 +2,6 @@
 
 import gc
 
-# Starting makes much and drops little: looking for garbage as often as by default is a tenth of its time. Set here,
-# before the imports of the commands, which are most of it.
+# Start-up allocates much and frees little; default GC thresholds cost 10 % of it. Set here, before the imports of the
+# commands, which take most of the time.
 gc.set_threshold(100_000, 50, 1000)

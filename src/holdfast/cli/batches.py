@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.completion import complete_runs
+from holdfast.cli.flags import complete_runs
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo
+from holdfast.store.batches import BatchAbandoned, BatchStore, now, read_batches
+from holdfast.store.run_lock import hold
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.store.batches import Batch
-    from holdfast.store.rundir import RunDir
 
 
 @click.command("batches")
@@ -30,9 +32,6 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
     With --abandon, batches that are under way are given up, for an account or a server that is gone. They are not
     cancelled at the provider, and the next `holdfast eval` pays for their requests once more.
     """
-    from holdfast.store.batches import read_batches
-    from holdfast.store.rundir import RunDir
-
     rundir = RunDir(find_run(run, runs_directory(runs_dir)))
     if abandon:
         _abandon(rundir)
@@ -45,9 +44,6 @@ def command(run: str, abandon: bool, runs_dir: Path | None) -> int:
 
 
 def _abandon(rundir: RunDir) -> None:
-    from holdfast.store.batches import BatchAbandoned, BatchStore, now
-    from holdfast.store.run_lock import hold
-
     lease = hold(rundir)
     try:
         store = BatchStore(rundir, rundir.path)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.completion import complete_runs
+from holdfast.cli.flags import complete_runs
 from holdfast.cli.ls import run_filters, select_runs, show_runs
 from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
 from holdfast.errors import RunHeld, UsageError
+from holdfast.store.catalog import is_surely_ours
+from holdfast.store.run_lock import hold
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.store.catalog import RunSummary
@@ -61,7 +64,6 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
         )
     if not (everything or ids or narrowed or options["archived"]):
         raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
-    from holdfast.store.catalog import is_surely_ours
 
     # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
     chosen = _by_id(select_runs(options), ids) if ids else [run for run in select_runs(options) if is_surely_ours(run)]
@@ -95,9 +97,6 @@ def _confirmed(question: str) -> bool:
 
 def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
-    from holdfast.store.run_lock import hold
-    from holdfast.store.rundir import RunDir
-
     lease = hold(RunDir(path))
     try:
         # Out of the way first, so that a removal cut short leaves no half of a run behind under its name.

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.completion import complete_profiles
+from holdfast.cli.flags import complete_profiles
+from holdfast.cluster.config.profiles import load_profile
+from holdfast.cluster.remote.transport import connect
+from holdfast.cluster.watch.cleanup import find_unneeded, remove, remove_invocation
+from holdfast.cluster.watch.find import Subject, find
+from holdfast.cluster.watch.status import read_files
 from holdfast.display.format import byte_count
 from holdfast.display.terminal import echo
 from holdfast.errors import UsageError
@@ -29,10 +34,6 @@ def command(what: str, dry_run: bool) -> int:
     and the secrets of finished invocations. With ID, the scripts, logs and secrets of that invocation are removed too,
     and its id is forgotten. Runs stay.
     """
-    from holdfast.cluster.watch.clean import find_unneeded, remove, remove_invocation
-    from holdfast.cluster.watch.find import Subject, find
-    from holdfast.cluster.watch.status import read_files
-
     if "/" in what or (re.fullmatch(r"[0-9a-f]{1,16}", what) and not _is_profile(what)):
         subject = find(what)
         if not isinstance(subject, Subject) or subject.task is not None:
@@ -61,8 +62,6 @@ def command(what: str, dry_run: bool) -> int:
 
 
 def _is_profile(name: str) -> bool:
-    from holdfast.cluster.config.profiles import load_profile
-
     try:
         load_profile(name, Path.cwd(), os.environ)
     except UsageError:
@@ -72,9 +71,6 @@ def _is_profile(name: str) -> bool:
 
 def _connect(name: str) -> tuple[Transport, str]:
     """Return the transport to a profile's cluster, and the absolute path of its remote_job_dir."""
-    from holdfast.cluster.config.profiles import load_profile
-    from holdfast.cluster.remote.transport import connect
-
     profile = load_profile(name, Path.cwd(), os.environ)
     fields = profile.fields
     host = fields.host if fields.tunnel != "local" and fields.executor != "local" else None

@@ -7,17 +7,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
+from holdfast.cli.errors import command_line
+from holdfast.cli.flags import complete_runs, env_file_options, load_env_file, lock_timeout
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import fetch_run, open_run
+from holdfast.display.choice import make_display
+from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.display.terminal import echo, echo_json
+from holdfast.engine.options import Options
+from holdfast.engine.pairwise import judge_pairs
 from holdfast.errors import UsageError
+from holdfast.export.comparison import write_comparison
+from holdfast.plan.changes import format_count
+from holdfast.report.breakdown_table import MOST_ROWS
+from holdfast.report.compare import BY_COLUMNS, COLUMNS, compare_scores, corrected_for, read_scores
+from holdfast.report.pairs import metric_pair
+from holdfast.report.pairwise import bradley_terry
+from holdfast.report.table import print_outcome
+from holdfast.spec.document import read_document
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holdfast.engine.pairwise import Judgement
     from holdfast.report.compare import Breakdown, Comparison
+
 
 _SHOWN_FLIPS = 10
 _SHOWN_VALUES = 10
@@ -64,8 +81,6 @@ def command(
     With --judge, a model judges the answers of every pair of runs in both orders. Its verdicts are stored below the
     runs directory; the same command resumes the comparison and asks nothing twice.
     """
-    from holdfast.report.compare import compare_scores, read_scores
-
     if len(runs) < 2:
         raise UsageError("compare needs at least two runs", remedy="`holdfast ls` lists them.")
     if form is not None and (as_json or judge is not None):
@@ -74,16 +89,12 @@ def command(
         raise UsageError("--output needs --to html")
     if judge is not None:
         load_env_file(judge.parent, Path())
-        from holdfast.cli.pairwise import judge_runs
-
-        return judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
+        return _judge_runs(runs, judge, runs_directory(runs_dir), as_json=as_json, accept_errors=accept_errors)
     if accept_errors:
         raise UsageError("--accept-errors needs --judge")
     views = [open_run(run, runs_directory(runs_dir)) for run in runs]
     scored = [read_scores(view) for view in views]
     if form is not None:
-        from holdfast.export.comparison import write_comparison
-
         path = output or Path(f"compare-{'-'.join(run.metrics.run for run in scored)}.html")
         write_comparison(views, scored, path)
         echo(path)
@@ -91,8 +102,6 @@ def command(
     first, *others = scored
     comparisons = [compare_scores(first, other) for other in others]
     if as_json:
-        import msgspec
-
         echo_json(msgspec.json.encode([_as_json(comparison) for comparison in comparisons]))
         return 0
     for comparison in comparisons:
@@ -101,8 +110,6 @@ def command(
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
-    from holdfast.report.pairs import metric_pair
-
     return {
         "first": comparison.first.path,
         "second": comparison.second.path,
@@ -117,8 +124,6 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
-    from holdfast.report.pairs import metric_pair
-
     return {
         "values": {value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
         "only_first": breakdown.only_first,
@@ -127,10 +132,6 @@ def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison) -> None:
-    from holdfast.display.grid import Column, fit_table, make_console
-    from holdfast.plan.changes import format_count
-    from holdfast.report.compare import COLUMNS, corrected_for
-
     console = make_console(piped_width=140)
     console.print(f"first:  {comparison.first.label}\nsecond: {comparison.second.label}", soft_wrap=True)
     if comparison.differences:
@@ -174,10 +175,6 @@ def _print(comparison: Comparison) -> None:
 
 def _print_breakdowns(console: Console, comparison: Comparison) -> None:
     """Print a table by each field, of the graders that count for the score."""
-    from holdfast.display.grid import Column, fit_table
-    from holdfast.report.breakdown_table import MOST_ROWS
-    from holdfast.report.compare import BY_COLUMNS, corrected_for
-
     weighted = [name for name, grader in comparison.first.metrics.graders.items() if grader.weight]
     spare = {"metric": 4 if len(weighted) < 2 else 0, "samples": 3, "p (corrected)": 2, "95 % interval": 1}
     for breakdown in comparison.by:
@@ -195,3 +192,70 @@ def _print_breakdowns(console: Console, comparison: Comparison) -> None:
                 more = f" and {len(values) - _SHOWN_VALUES:,} more" if len(values) > _SHOWN_VALUES else ""
                 named = ", ".join(values[:_SHOWN_VALUES])
                 console.print(f"{breakdown.field}: only in the {which} run: {named}{more}", soft_wrap=True)
+
+
+def _judge_runs(runs: tuple[str, ...], judge: Path, runs_dir: Path, *, as_json: bool, accept_errors: bool) -> int:
+    """Judge every pair of runs, print how often each wins, and return the exit code."""
+    rundirs = [RunDir(fetch_run(run, runs_dir)) for run in runs]
+    options = Options(runs_dir=runs_dir, accept_errors=accept_errors, wait=lock_timeout(wait=False))
+    display = make_display("none" if as_json else None)
+    comparison = judge_pairs(rundirs, read_document(judge), judge.resolve().parent, options, display)
+    outcome = comparison.outcome
+    if outcome is not None and outcome.metrics is None:
+        print_outcome(outcome, command_line())
+        return outcome.exit_code
+    report = _judgement_report(comparison)
+    if as_json:
+        echo_json(msgspec.json.encode(report))
+    else:
+        _print_judgement(report)
+    return 0
+
+
+def _judgement_report(comparison: Judgement) -> dict[str, Any]:
+    outcome, pairs = comparison.outcome, comparison.pairs
+    metrics = None if outcome is None else outcome.metrics
+    runs = list(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
+    return {
+        "runs": runs,
+        "judge": comparison.judge,
+        "verdicts": None if outcome is None else str(outcome.rundir.path),
+        "coverage": 1.0 if metrics is None else metrics.coverage,
+        "pairs": [pair.summary() for pair in pairs],
+        "bradley_terry": bradley_terry(runs, pairs) if len(runs) > 2 else None,
+        "first_shown": comparison.first_shown,
+        "left_out": comparison.left_out,
+        "usage": None if metrics is None else metrics.usage,
+    }
+
+
+def _print_judgement(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = make_console(140)
+    for pair in report["pairs"]:
+        console.print(f"first:  {pair['first']}\nsecond: {pair['second']}", soft_wrap=True)
+        table = Table()
+        for column in ("win rate of the first", "95 % interval", "wins", "ties", "losses", "same in both orders"):
+            table.add_column(column, justify="right")
+        table.add_row(
+            "–" if pair["win_rate"] is None else f"{pair['win_rate']:.3f}",
+            f"{pair['low']:.3f} – {pair['high']:.3f}" if pair["low"] is not None else "–",
+            *(f"{pair[key]:,}" for key in ("wins", "ties", "losses")),
+            "–" if pair["agreement"] is None else f"{pair['agreement']:.0%}",
+        )
+        console.print(table)
+        if pair["identical"]:
+            console.print(f"{pair['identical']:,} of the ties are identical answers, not sent to the judge")
+    if report["bradley_terry"]:
+        console.print("Bradley-Terry ratings, 1000 on average; 400 more means 10 to 1:")
+        for run, rating in sorted(report["bradley_terry"].items(), key=lambda item: -item[1]):
+            console.print(f"  {rating:6.0f}  {run}", soft_wrap=True)
+    if report["first_shown"] is not None:
+        console.print(f"the answer shown first won {report['first_shown']:.0%} of its comparisons")
+    if report["left_out"]:
+        console.print(f"{report['left_out']:,} trials are left out: one run lacks them, or was asked something else")
+    if report["coverage"] < 1:
+        console.print(f"coverage {report['coverage']:.1%}: the other pairs could not be judged and are excluded")
+    if report["verdicts"] is not None:
+        echo(f"verdicts: {report['verdicts']}")

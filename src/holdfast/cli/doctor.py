@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.completion import complete_profiles
+from holdfast.cli.flags import complete_profiles
+from holdfast.cluster.remote.doctor import diagnose
 from holdfast.display.terminal import echo, echo_json
+from holdfast.errors import Exit
 
 
 @click.command("doctor")
@@ -18,10 +20,8 @@ from holdfast.display.terminal import echo, echo_json
 def command(profile: str, no_job: bool, as_json: bool) -> int:
     """Check that PROFILE of env.toml works, with one line per check and a hint where one fails.
 
-    The exit code is 0 if nothing failed, else 1. No files are left behind on the cluster.
+    The exit code is 0 if nothing failed, else 1. No files are left on the cluster.
     """
-    from holdfast.cluster.remote.doctor import diagnose
-
     checks = []
     for check in diagnose(profile, Path.cwd(), os.environ, job=not no_job):
         checks.append(check)
@@ -31,4 +31,4 @@ def command(profile: str, no_job: bool, as_json: bool) -> int:
         import msgspec
 
         echo_json(msgspec.json.format(msgspec.json.encode(checks)))
-    return 1 if any(check.state == "failed" for check in checks) else 0
+    return Exit.GATE_FAILED if any(check.state == "failed" for check in checks) else Exit.FINISHED

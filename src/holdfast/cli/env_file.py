@@ -10,21 +10,16 @@ key that is not in the file itself.
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import click
-
-from holdfast.cli.errors import show_note, show_warning
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
-_CHOICE: Final = "holdfast.env_file"
 NAME: Final = ".env"
 _PROJECT: Final = (".git", "pyproject.toml")
 """files and folders that mark the root of a project"""
@@ -45,46 +40,6 @@ _REFUSED: Final = (
 _ADDRESS: Final = r"(\w+?)_(API_)?(BASE|BASE_URL|ENDPOINT|ENDPOINT_URL\w*|URL|URI|HOST)"
 """a variable with the address of a service"""
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
-
-
-def env_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for `.env` files to a command."""
-    named = click.option(
-        "--env-file",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        metavar="FILE",
-        expose_value=False,
-        callback=_keep,
-        help="Take variables that are not set from this file [default: the project's .env].",
-    )
-    none = click.option("--no-env-file", is_flag=True, expose_value=False, callback=_keep, help="Read no .env file.")
-    return named(none(command))
-
-
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value:
-        ctx.meta[_CHOICE] = value
-
-
-def load_env_file(*folders: Path) -> None:
-    """Set the unset variables of a `.env` file: the one that an option names, else the nearest one.
-
-    The search starts in each of `folders` in turn. A note names the variables, without their values.
-    """
-    context = click.get_current_context(silent=True)
-    choice = None if context is None else context.meta.get(_CHOICE)
-    if choice is True:
-        return
-    path = choice or next((path for folder in folders if (path := find_env_file(folder)) is not None), None)
-    if path is None:
-        return
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    variables, refusals = take_env_file(shown, os.environ)
-    os.environ.update(variables)
-    for refusal in refusals:
-        show_warning(refusal)
-    if variables:
-        show_note(f"{', '.join(sorted(variables))} from {shown}")
 
 
 def find_env_file(folder: Path) -> Path | None:

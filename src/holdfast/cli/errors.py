@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 import click
 
 from holdfast.display.terminal import echo
@@ -16,7 +19,7 @@ def show_error(error: HoldfastError | OSError | str) -> None:
 
 
 def show_usage_error(error: click.ClickException) -> None:
-    """Print an error in a command line: the usage of the command, the error, and where the options are described."""
+    """Print an error in a command line, with the usage of the command and the option that lists all others."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = None
     if context is not None:
@@ -34,3 +37,18 @@ def show_warning(message: str) -> None:
 def show_note(message: str) -> None:
     """Print information that is not part of a command's output."""
     echo(f"note: {message}", err=True)
+
+
+def command_line() -> str:
+    """Return the command that resumes this one: without --fresh, which would start from scratch.
+
+    Decisions of --settle are left out as well: they are on disk, and would count again if the call was cut off again.
+    """
+    words = ["holdfast"]
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--settle":
+            next(rest, None)
+        elif word not in ("--fresh", "--force", "--again") and not word.startswith("--settle="):
+            words.append(word)
+    return shlex.join(words)

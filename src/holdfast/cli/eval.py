@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from holdfast.cli.completion import complete_files, complete_profiles
-from holdfast.cli.ending import export_results, run_and_report, run_locally
-from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.errors import show_note
-from holdfast.cli.flags import Concurrency, Duration, EvalFlags, ExporterName, Positive
+from holdfast.cli.flags import (
+    Concurrency,
+    Duration,
+    EvalFlags,
+    ExporterName,
+    Positive,
+    complete_files,
+    complete_profiles,
+    env_file_options,
+)
 from holdfast.cli.runs import runs_dir_option
-from holdfast.display.choice import make_display
-from holdfast.display.terminal import echo, notes_to
 from holdfast.errors import UsageError
-from holdfast.spec.fingerprint import running_nothing
+from holdfast.spec.plugins import load_reference
 
-if TYPE_CHECKING:
-    from holdfast.report.outcome import Outcome
-    from holdfast.spec.eval import Eval
-    from holdfast.spec.suite import Suite
+_RUN: Final = "holdfast.cli.running:run_evals"
+"""imports the engine, which --help does not need"""
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -120,7 +117,7 @@ class _Grouped(click.Command):
 @click.option("--log-samples", is_flag=True, help="Also write the transcripts to samples.jsonl in the run directory.")
 @click.option(
     "--output-path",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="DIR",
     help="Also write the results and transcripts to this folder.",
 )
@@ -181,8 +178,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
     Several EVALs, several models or a suite file run one after the other, and end in one table.
 
-    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration that says
-    what to serve, which eval files to run, and where results go.
+    With --run or --batch, EVAL runs on a profile of env.toml. It may then also be a cluster configuration with the
+    model to serve, the eval files to run, and a place for the results.
     """
     flags = EvalFlags(**options)
     if flags.fresh and flags.retry_failed:
@@ -190,147 +187,5 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
             "--fresh and --retry-failed exclude each other: a fresh run has no errors to retry",
             remedy="Use one of them.",
         )
-    with ExitStack() as stack:
-        if flags.dry_run:
-            stack.enter_context(running_nothing())
-        if flags.display == "json":
-            stack.enter_context(notes_to(make_display("json").notice))
-        return _eval(arguments, flags)
-
-
-def _eval(arguments: tuple[str, ...], flags: EvalFlags) -> int:
-    """Run one eval, or several as a suite."""
-    files = map(Path, (flags.named, *arguments) if flags.named is not None else arguments)
-    load_env_file(*(file if file.is_dir() else file.parent for file in files if file.exists()), Path())
-    if flags.named is not None:
-        return _eval_one(flags.named, arguments, flags)
-    evals = [argument for argument in arguments if not _is_override(argument)]
-    overrides = tuple(argument for argument in arguments if _is_override(argument))
-    if len(evals) > 1:
-        from holdfast.cli.suite import suite_of
-
-        return _eval_suite(suite_of([_find_eval(each) for each in evals], flags.models), overrides, flags)
-    return _eval_one(_find_eval(next(iter(evals), None)), overrides, flags)
-
-
-def _is_override(argument: str) -> bool:
-    """Tell overrides, also `~KEY` of cluster configurations, from evals."""
-    return ("=" in argument or argument.startswith("~")) and not Path(argument).exists()
-
-
-def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    """Run what one argument names: an eval, a suite file, or a cluster configuration."""
-    from holdfast.spec.formats import is_configuration, is_eval, is_suite, load_any, resolve_eval
-    from holdfast.spec.load import baseline_of
-    from holdfast.spec.overrides import parse_override
-
-    if flags.run or flags.batch:
-        return _launch(config, overrides, flags)
-    if flags.named is not None:
-        from holdfast.cluster.config.compose import find_config
-
-        config = str(find_config(config, Path(), os.environ))
-    document = resolve_eval(config)
-    if is_suite(document.data):
-        from holdfast.spec.suite import read_suite
-
-        return _eval_suite(read_suite(document), overrides, flags)
-    if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
-        return _launch(config, overrides, flags)
-    if len(flags.models) > 1:
-        from holdfast.cli.suite import suite_of
-
-        return _eval_suite(suite_of([config], flags.models), overrides, flags)
-    if flags.force_squash:
-        raise UsageError("--force-squash is for configurations of clusters, with --run or --batch")
-    spec = load_any(document, [*flags.overrides(), *map(parse_override, overrides)])  # KEY=VALUE has the last word
-    baseline = baseline_of(spec)
-    if flags.dry_run:
-        for message in spec.notices:
-            show_note(message)
-        return _dry_run([spec, *([baseline] if baseline else [])], flags)
-
-    outcome = _run(spec, flags)
-    if baseline is None or outcome.exit_code > 5:
-        return outcome.exit_code
-    baseline_outcome = _run(baseline, flags)
-    if outcome.metrics is not None and baseline_outcome.metrics is not None:
-        from holdfast.report.table import print_side_by_side
-
-        print_side_by_side(outcome, baseline_outcome)
-    return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
-
-
-_EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
-_DATA: Final = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".json")
-
-
-def _find_eval(config: str | None) -> str:
-    """Return the eval file, which may be given as its folder or not at all."""
-    if config == "":
-        raise UsageError("the name of the eval is empty", remedy="Name an eval file or a task.")
-    folder = Path(config or ".")
-    if folder.is_dir():
-        here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
-        if here:
-            return str(here[0])
-        if config is not None and _is_claimed(folder):
-            return config
-        others = sorted(path.name for path in folder.glob("*.y*ml"))
-        hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
-        if config is None:
-            raise UsageError("name an eval file: there is no eval.yaml here", remedy=hint)
-        raise UsageError(f"{config} is a folder without an eval.yaml", remedy=hint)
-    assert config is not None
-    if folder.suffix.lower() in _DATA and folder.is_file():
-        raise UsageError(
-            f"{config} is a dataset, not an eval file",
-            remedy=f"Write an eval file with `dataset: {{path: {config}}}`; `holdfast init` writes one to start from.",
-        )
-    return config
-
-
-def _is_claimed(folder: Path) -> bool:
-    from holdfast.spec.formats import find_reader
-
-    return find_reader(folder) is not None
-
-
-def _eval_suite(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    if flags.run or flags.batch:
-        return _launch(suite, overrides, flags)
-    from holdfast.cli.suite import suite_command
-
-    return suite_command(suite, overrides, flags)
-
-
-def _launch(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    from holdfast.cli.launch import launch_command
-
-    return launch_command(config, overrides, flags)
-
-
-def _run(spec: Eval, flags: EvalFlags) -> Outcome:
-    options = flags.options()
-    run = partial(run_locally, spec, options, flags.workers)
-    return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
-
-
-def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
-    """Print the compiled eval and the plan, its baseline's too, without writing anything."""
-    from holdfast.engine.session import preview_run
-    from holdfast.engine.unseen import unseen_code
-    from holdfast.report.table import print_compiled
-
-    for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
-        show_note(message)
-    options = flags.options()
-    previews = [preview_run(spec, options) for spec in specs]
-    print_compiled(previews, as_json=flags.json)
-    if not flags.json:
-        from holdfast.report.preview import preview
-
-        identity, rundir, plan = previews[0]
-        for line in preview(identity, plan, rundir).lines():
-            echo(line)
-    return 0
+    status: int = load_reference(_RUN)(arguments, flags)
+    return status

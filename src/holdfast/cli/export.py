@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_error, show_note
-from holdfast.cli.flags import ExporterName
-from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
+from holdfast.cli.flags import ExporterName, complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import open_run
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.export.registry import describe, export, export_block, is_done, read_entries
 from holdfast.spec.exports import EXPORTERS
 
 
@@ -50,8 +51,6 @@ def command(
     Options that are not given are those of the last export there, else those of the eval file. Exporting again
     updates the export.
     """
-    from holdfast.export.registry import describe, export, export_block, is_done, read_entries
-
     if (exporter is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")
     if failed and (options or output):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note
-from holdfast.cli.runs import open_run, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import open_run
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import UsageError
+from holdfast.errors import Exit, UsageError
+from holdfast.report.gate import Rules, gate_run, margin_of
 
 if TYPE_CHECKING:
     from holdfast.report.gate import GateResult
@@ -90,8 +92,6 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     Against a baseline, each metric is tested on the samples that both runs have: it is worse, not worse, or there are
     too few samples to tell. A system that did not change is worse in at most 5 % of the gates.
     """
-    from holdfast.report.gate import Rules, gate_run, margin_of
-
     root = runs_directory(flags["runs_dir"])
     if baseline is None and (flags["max_drop"] or flags["max_regression_pct"] is not None):
         raise UsageError("--max-drop and --max-regression-pct need --baseline")
@@ -112,7 +112,7 @@ def command(current: str, baseline: str | None, minima: tuple[str, ...], golden:
     for notice in result.notices:
         show_note(notice)
     _show(result, flags["shape"])
-    return 0 if result else 1
+    return Exit.FINISHED if result else Exit.GATE_FAILED
 
 
 def _minimum(text: str) -> tuple[str, float]:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.completion import complete_files, complete_runs
-from holdfast.cli.ending import export_results, run_and_report
-from holdfast.cli.env_file import env_file_options, load_env_file
-from holdfast.cli.flags import lock_timeout
+from holdfast.cli.flags import complete_files, complete_runs, env_file_options, load_env_file, lock_timeout
+from holdfast.cli.running import export_results, run_and_report
 from holdfast.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_directory
+from holdfast.engine.options import Options
+from holdfast.engine.run import run_eval
 from holdfast.errors import ResultsError, UsageError
+from holdfast.spec.formats import load_any, read_eval
+from holdfast.spec.load import eval_of_run
 from holdfast.spec.overrides import parse_override
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.store.metrics import Rule
-    from holdfast.store.rundir import RunDir
 
 
 @click.command("grade")
@@ -50,12 +52,6 @@ def command(
     Nothing is generated. With the same graders, the verdicts go into RUN; with others they go, with copies of the
     outputs, into the run that `holdfast eval CONFIG` would use.
     """
-    from holdfast.engine.options import Options
-    from holdfast.engine.session import run_eval
-    from holdfast.spec.formats import load_any, read_eval
-    from holdfast.spec.load import eval_of_run
-    from holdfast.store.rundir import RunDir
-
     root = runs_directory(runs_dir)
     rundir = RunDir(find_run(run, root))
     manifest = rundir.read_manifest()

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import find_subject
+from holdfast.cluster.watch.cleanup import kill
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import read_files
 from holdfast.display.terminal import echo
 from holdfast.errors import ClusterError, UsageError
+from holdfast.store.run_lock import holders, stop
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from holdfast.cluster.watch.find import Subject
 
 _PATIENCE = 30.0
 
@@ -30,16 +34,11 @@ def command(what: str, runs_dir: Path | None) -> int:
     Finished work stays, and `holdfast resume` continues from there. The command can be repeated safely. The exit code
     is 3 if something has not stopped yet.
     """
-    from holdfast.cluster.watch.find import Subject
-
     subject = find_subject(what, runs_directory(runs_dir))
     return _kill_jobs(subject) if isinstance(subject, Subject) else _kill_process(subject)
 
 
 def _kill_jobs(subject: Subject) -> int:
-    from holdfast.cluster.watch.kill import kill
-    from holdfast.cluster.watch.status import read_files
-
     ended, remain = kill(subject, f"{getpass.getuser()}@{os.uname().nodename}", say=echo)
     if remain:
         raise ClusterError(
@@ -58,9 +57,6 @@ def _kill_jobs(subject: Subject) -> int:
 
 
 def _kill_process(path: Path) -> int:
-    from holdfast.store.run_lock import holders, stop
-    from holdfast.store.rundir import RunDir
-
     held = holders(RunDir(path))
     if not held:
         echo(f"no process holds {path}")

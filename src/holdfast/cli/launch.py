@@ -11,43 +11,50 @@ from msgspec.structs import replace
 
 from holdfast.cli.errors import show_note
 from holdfast.cli.suite import suite_of, with_models
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.config.compose import find_config
+from holdfast.cluster.config.tree import TITLE, compiled_yaml
+from holdfast.cluster.config.variables import WANDB_KEY, check_environment, wandb_login
+from holdfast.cluster.remote.bundle import collect
+from holdfast.cluster.remote.submit import RunPreviews, preview, submit
+from holdfast.cluster.remote.transport import connect
+from holdfast.cluster.watch.logs import follow
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import ConfigError, Exit, UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import is_eval, is_suite
 from holdfast.spec.suite import Suite, read_suite
+from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import EvalFlags
-    from holdfast.cluster.config.launch import Launch, RunOptions, Server
+    from holdfast.cluster.config.launch import Launch, Server
     from holdfast.cluster.remote.registry import Invocation
 
 
-def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    """Compile and show a configuration, submit it and, with --run, follow it."""
-    from holdfast.cluster.config.compile import compile_launch
-
+def launch_command(config: str | list[str], overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Compile and show a configuration, or a suite of several evals, submit it and, with --run, follow it."""
     if flags.run and flags.batch:
         raise UsageError("use either --run PROFILE (follow the logs) or --batch PROFILE (return at once), not both")
     _refuse(flags)
     detached = flags.batch is not None
-    suite = config if isinstance(config, Suite) else _find_suite(config, flags)
-    if suite is not None:
-        suite = with_models(suite, flags.models)
-        _refuse_budgets(suite, flags)
+    source = _find_suite(config, flags) if isinstance(config, str) else suite_of(config, ())
+    if isinstance(source, Suite):
+        source = with_models(source, flags.models)
+        _refuse_budgets(source, flags)
     # `-t` selects tasks of a configuration; only for eval files by themselves it selects samples.
     inner = replace(flags, ids=())
-    launch = compile_launch(
-        suite or config,
-        flags.run or flags.batch,
-        [*_execution_overrides(flags), *overrides],
-        flags.ids,
-        detached=detached,
-        eval_overrides=inner.overrides() if suite is None else inner.suite_overrides(),
-        options=_options(flags),
+    request = LaunchRequest(
+        config=source,
+        profile=flags.run or flags.batch,
+        overrides=[*_execution_overrides(flags), *overrides],
+        tasks=flags.ids,
+        eval_overrides=inner.suite_overrides() if isinstance(source, Suite) else inner.overrides(),
         exports=flags.export,
+        options=RunPolicy(**flags.policy),
+        detached=detached,
     )
+    launch = compile_launch(request)
     if flags.dry_run:
         return _preview(launch, flags)
     _refuse_without_profile(launch)
@@ -55,13 +62,13 @@ def launch_command(config: str | Suite, overrides: tuple[str, ...], flags: EvalF
     return _submit(launch, detached=detached, force_squash=flags.force_squash)
 
 
-def _find_suite(config: str, flags: EvalFlags) -> Suite | None:
-    """Return the suite that a suite file holds, or that an eval file and several models stand for."""
+def _find_suite(config: str, flags: EvalFlags) -> Suite | str:
+    """Return the suite that a suite file holds, or that an eval file and several models stand for; else `config`."""
     path = find_config(config, Path.cwd(), os.environ)
     try:
         document = read_document(path)
     except ConfigError:
-        return None  # reported where the configuration is composed
+        return config  # reported where the configuration is composed
     if is_suite(document.data):
         return read_suite(document)
     if len(flags.models) > 1 and is_eval(document.data):
@@ -71,14 +78,14 @@ def _find_suite(config: str, flags: EvalFlags) -> Suite | None:
             "several models need eval files or a suite file, not a cluster configuration",
             remedy="Add a task for each model, with `overrides: {target.model: …}`.",
         )
-    return None
+    return config
 
 
 def _refuse_budgets(suite: Suite, flags: EvalFlags) -> None:
     """Refuse budgets of a suite: its jobs run at the same time and do not know of each other."""
     if suite.limits.model_fields_set or flags.max_cost or flags.token_budget or flags.max_time:
         raise UsageError(
-            "the budget of a suite does not work on a cluster, where its runs are jobs of their own",
+            "the budget of a suite does not work on a cluster: each of its runs is a job of its own",
             remedy="Give each run a budget with limits.max_cost=…, limits.token_budget=… or limits.max_time=….",
         )
 
@@ -118,26 +125,10 @@ def _execution_overrides(flags: EvalFlags) -> list[str]:
     return overrides
 
 
-def _options(flags: EvalFlags) -> RunOptions:
-    from holdfast.cluster.config.launch import RunOptions
-
-    return RunOptions(
-        fresh=flags.fresh,
-        retry_failed=flags.retry_failed,
-        accept_errors=flags.accept_errors,
-        accept_drift=flags.accept_drift,
-        skip_graders=flags.skip_graders,
-        log_samples=flags.log_samples,
-        output_path=str(flags.output_path) if flags.output_path else None,
-    )
-
-
 def _show(launch: Launch) -> None:
-    from holdfast.cluster.config.render import TITLE, compiled_yaml
-
     echo(TITLE)
     echo("─" * len(TITLE))
-    echo(compiled_yaml(launch), nl=False)
+    echo(compiled_yaml(launch.tree), nl=False)
     echo()
     for notice in launch.notices:
         show_note(notice)
@@ -145,10 +136,6 @@ def _show(launch: Launch) -> None:
 
 def _preview(launch: Launch, flags: EvalFlags) -> int:
     """Show what would be submitted and run, then check the variables. Nothing is sent, and nothing is written."""
-    from holdfast.cluster.config.variables import check_environment
-    from holdfast.cluster.remote.bundle import collect
-    from holdfast.cluster.remote.preview import RunPreviews, preview
-
     if not flags.json:
         _show(launch)
     tasks, runs = [], RunPreviews(launch)
@@ -191,11 +178,6 @@ def _server_name(served: Server) -> str:
 
 
 def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
-    from holdfast.cluster.config.variables import WANDB_KEY, wandb_login
-    from holdfast.cluster.remote.submit import submit
-    from holdfast.cluster.remote.transport import connect
-    from holdfast.cluster.watch.logs import follow
-
     if any(variable.value == WANDB_KEY and variable.kind == "host" for variable in launch.variables):
         login = wandb_login(launch.variables, os.environ)
         if login.api_key:
@@ -211,7 +193,7 @@ def _submit(launch: Launch, *, detached: bool, force_squash: bool) -> int:
     except KeyboardInterrupt:
         echo("\nDetached; the evaluation continues.", err=True)
         _show_commands(invocation, err=True)
-        return 130
+        return Exit.INTERRUPTED
 
 
 def _show_commands(invocation: Invocation, *, err: bool = False) -> None:

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_warning
-from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import find_subject
+from holdfast.cluster.remote.invocation import TaskFolder
+from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.logs import Logs, repeat, task_prefix
+from holdfast.cluster.watch.status import LIVE, look, read_files
 from holdfast.display.terminal import echo
-from holdfast.errors import UsageError
+from holdfast.errors import Exit, UsageError
+from holdfast.store.run_lock import holders
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from holdfast.cluster.watch.find import Subject
-    from holdfast.cluster.watch.logs import Logs
 
 _LOOKS_PER_QUESTION: Final = 5
 """how often the logs are read for each time that Slurm is asked"""
@@ -47,8 +52,6 @@ def command(
 
     ID and PATH are as for `holdfast status`. Ctrl-C stops following and nothing else.
     """
-    from holdfast.cluster.watch.find import Subject
-
     if deployment + (server is not None) + (worker is not None) > 1:
         raise UsageError("--deployment, --server and --worker name different logs; give one of them")
     subject = find_subject(what, runs_directory(runs_dir))
@@ -60,14 +63,10 @@ def command(
             raise UsageError(f"{subject} is a run; only invocations have a server of their own")
         return _show_run(subject, worker, follow=follow)
     except KeyboardInterrupt:
-        return 130
+        return Exit.INTERRUPTED
 
 
 def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: bool) -> int:
-    from holdfast.cluster.remote.invocation import TaskFolder
-    from holdfast.cluster.watch.logs import Logs, task_prefix
-    from holdfast.cluster.watch.status import LIVE, look, read_files
-
     names = read_files(subject.transport, subject.directory).invocation.tasks
     prefixes = {}
     for number in range(len(names)) if subject.task is None else [subject.task]:
@@ -84,11 +83,6 @@ def _show_invocation(subject: Subject, kind: str, *, follow: bool, everything: b
 
 
 def _show_run(path: Path, worker: str | None, *, follow: bool) -> int:
-    from holdfast.cluster.remote.transport import Here
-    from holdfast.cluster.watch.logs import Logs
-    from holdfast.store.run_lock import holders
-    from holdfast.store.rundir import RunDir
-
     folder = path if worker is None else path / "workers" / worker
     logs = Logs(Here(), [str(folder)], "run.log")
     is_over = (lambda: not holders(RunDir(path))) if follow else None
@@ -97,8 +91,6 @@ def _show_run(path: Path, worker: str | None, *, follow: bool) -> int:
 
 def _show(logs: Logs, prefixes: Mapping[str, str], is_over: Callable[[], bool] | None, kind: str) -> int:
     """Print logs, with the prefix of each folder's lines; with `is_over`, follow them until it returns True."""
-    from holdfast.cluster.watch.logs import repeat
-
     current, looks = "", 0
 
     def show() -> bool:

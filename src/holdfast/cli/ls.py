@@ -10,8 +10,12 @@ import click
 
 from holdfast.cli.flags import Positive
 from holdfast.cli.runs import runs_dir_option, runs_directory
-from holdfast.display.terminal import echo, echo_json
+from holdfast.display.format import dollars, interval_text
+from holdfast.display.grid import Column, make_console, print_list
+from holdfast.display.terminal import echo, echo_json, printable
 from holdfast.errors import UsageError
+from holdfast.spec.quantities import parse_duration
+from holdfast.store.catalog import list_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +85,6 @@ def show_runs(
     if not sys.stdout.isatty():
         echo("\n".join(["\t".join(row) for row in (titles, *cells)]))
         return 0
-    from holdfast.display.grid import Column, make_console, print_list
 
     words = ("status", "id")
     columns = [
@@ -97,9 +100,6 @@ def show_runs(
 
 def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]:
     """Return the cells of a table of runs, a list for each run."""
-    from holdfast.display.format import dollars, interval_text
-    from holdfast.display.terminal import printable
-
     special: dict[str, Callable[[RunSummary], str]] = {
         "done": lambda run: run.progress,
         "score": lambda run: run.score_text,
@@ -118,8 +118,6 @@ def _cells(runs: Sequence[RunSummary], titles: Sequence[str]) -> list[list[str]]
 
 def select_runs(options: dict[str, Any]) -> list[RunSummary]:
     """List the runs that the options of `run_filters` choose, the most recently written first."""
-    from holdfast.store.catalog import list_runs
-
     for name in ("model", "dataset", "older_than"):
         if options[name] is not None and not options[name].strip():
             option = "--" + name.replace("_", "-")
@@ -145,8 +143,6 @@ def _contains(text: str, part: str | None) -> bool:
 
 
 def _age(text: str) -> float:
-    from holdfast.spec.schema import parse_duration  # takes longer to import than a thousand runs to list
-
     try:
         days = text.strip().lower().removesuffix("d") if text.strip().lower().endswith("d") else None
         return float(days) * 86400 if days is not None else float(parse_duration(text))

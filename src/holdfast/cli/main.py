@@ -7,16 +7,16 @@ import io
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import Final
 
 import click
 
 from holdfast import __version__
-from holdfast.cli.errors import show_error, show_usage_error
+from holdfast.cli.errors import command_line, show_error, show_usage_error
 from holdfast.display.terminal import echo
 from holdfast.engine.signals import Signals
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
+from holdfast.spec.plugins import load_reference
 
 _VERBS: Final = {
     "eval": "Run an eval, or resume it.",
@@ -40,8 +40,14 @@ _VERBS: Final = {
     "clean": "Remove what no run on a cluster needs.",
     "work": "Join a run as a worker.",
 }
+_VARIABLES: Final = {
+    "HOLDFAST_UMASK": "holdfast.store.home:apply_umask",
+    "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
+}
+"""variables that are applied or rejected before a command does anything"""
+_UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
-"""names of verbs in other launchers, which help does not list"""
+"""names of verbs in other launchers, not listed by --help"""
 _RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")
 _REPAIR: Final = "`holdfast repair --dry-run RUN` names it, and `holdfast repair RUN` sets it aside."
 
@@ -56,7 +62,7 @@ class _Verbs(click.Group):
         verb = _SYNONYMS.get(cmd_name, cmd_name)
         if verb not in _VERBS:
             return None
-        command: click.Command = import_module(f"holdfast.cli.{verb}").command
+        command: click.Command = load_reference(f"holdfast.cli.{verb}:command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -69,7 +75,7 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib
+            import difflib  # not at the top: it would be a tenth of `holdfast --version`
 
             close = difflib.get_close_matches(args[0], list(_VERBS), n=1)
             if close:
@@ -88,7 +94,7 @@ def holdfast() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM where a run does not handle it: while it waits for another process, or reads and writes its files."""
+    """SIGTERM outside the loop of a run, as while it waits for another process, or reads and writes its files."""
 
 
 def _stop(number: int) -> None:
@@ -96,58 +102,50 @@ def _stop(number: int) -> None:
 
 
 def _is_resumable() -> bool:
-    """True for a command that asks models, and goes on where it was interrupted; others just begin again."""
+    """Return True for a command that resumes after an interruption; others just begin again."""
     return any(word in _RESUMABLE for word in sys.argv[1:2]) or "--judge" in sys.argv
 
 
 def main() -> None:
     """The entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, so that a file or a connection would get its number
+        if getattr(sys, name) is None:  # closed: the next file or connection would get its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
-    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no dashes gets question marks, not a traceback
+    for stream in (sys.stdout, sys.stderr):  # a terminal without dashes gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
     Signals(_stop).install()
     try:
-        if "HOLDFAST_UMASK" in os.environ:
-            from holdfast.store.home import apply_umask  # imports pathlib
-
-            apply_umask()
-        if "HOLDFAST_PROCESS_ISOLATION" in os.environ:
-            from holdfast.containment.program import requested_kind
-
-            requested_kind()  # before a run is archived for a fresh one
+        for variable, reference in _VARIABLES.items():
+            if variable in os.environ:
+                load_reference(reference)()
         code = holdfast.main(standalone_mode=False)
     except HoldfastError as error:
         show_error(error)
         code = error.exit_code
     except click.ClickException as error:
         show_usage_error(error)
-        code = 2
+        code = Exit.USAGE
     except (click.Abort, KeyboardInterrupt) as stopped:
-        from holdfast.cli.runs import command_line
-
         resume = f"; everything that finished is on disk. Resume with:\n  {command_line()}"
         echo(f"interrupted{resume if _is_resumable() else ''}", err=True)
-        code = 143 if isinstance(stopped.__cause__ or stopped, _Terminated) else 130
+        terminated = isinstance(stopped.__cause__ or stopped, _Terminated)
+        code = Exit.TERMINATED if terminated else Exit.INTERRUPTED
     except BrokenPipeError:
-        code = 141
+        code = Exit.BROKEN_PIPE
         sys.stderr.close()
     except OSError as error:
         show_error(error)
-        code = 3
-    except Exception as error:  # never exit code 1, which would say that a gate was not met
-        from holdfast.store.run_files import UNREADABLE
-
-        if isinstance(error, UNREADABLE) and not _is_resumable():
-            # Readers name the file and the line; this is for records that only somebody else can have written.
+        code = Exit.UNFINISHED
+    except Exception as error:  # never exit code 1, which means that a gate is not met
+        if isinstance(error, load_reference(_UNREADABLE)) and not _is_resumable():
+            # Readers name the file and line of damage; this is for records that Holdfast would never write.
             show_error(UsageError(f"a record of the run cannot be read: {error}", remedy=_REPAIR))
         else:
             import traceback
 
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
-        code = 3
-    gc.freeze()  # the end frees everything anyhow; searching it for garbage first takes as long as starting
+        code = Exit.UNFINISHED
+    gc.freeze()  # exiting frees everything; collecting garbage first takes as long as starting
     sys.exit(code)

@@ -10,11 +10,12 @@ import click
 
 from holdfast.cli.runs import find_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
-from holdfast.errors import Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
+from holdfast.errors import Exit, Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
+from holdfast.store.run_lock import hold
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.store.index import Index
-    from holdfast.store.rundir import RunDir
 
 
 @click.command("repair")
@@ -27,8 +28,6 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
     Work that is damaged or missing counts as not done: the next `holdfast eval` does it again. The exit code is 0 if
     the run is sound or was repaired.
     """
-    from holdfast.store.rundir import RunDir
-
     rundir = RunDir(_directory(run, runs_dir).resolve())
     try:
         problems, index = _verify(rundir) if dry_run else _repair(rundir)
@@ -51,7 +50,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
         return 0
     if not dry_run and rundir.aside.exists():
         echo(f"set aside in {rundir.aside}; `holdfast eval` does that work again")
-    return 1 if dry_run else 0
+    return Exit.GATE_FAILED if dry_run else Exit.FINISHED
 
 
 def _directory(run: str, runs_dir: Path | None) -> Path:
@@ -103,8 +102,6 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
 
 def _repair(rundir: RunDir) -> tuple[list[str], Index]:
     """Set aside what is damaged, reopen the run where something is missing, and describe what was wrong."""
-    from holdfast.store.run_lock import hold
-
     lease = hold(rundir)
     try:
         broken = _broken_manifest(rundir)  # first: what a later version wrote is not ours to repair

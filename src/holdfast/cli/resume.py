@@ -1,4 +1,4 @@
-"""`holdfast resume`: continue an invocation or a run, from its id or path alone."""
+"""`holdfast resume`: continue an invocation or a run, given only its id or path."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ import click
 from msgspec.structs import replace
 
 from holdfast.canonical import canonical
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.ending import export_results, run_and_report
-from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note
-from holdfast.cli.flags import Concurrency, lock_timeout
-from holdfast.cli.runs import find_runs_dir, find_subject, runs_dir_option, runs_directory
+from holdfast.cli.flags import Concurrency, complete_runs, env_file_options, load_env_file, lock_timeout
+from holdfast.cli.running import export_results, run_and_report
+from holdfast.cli.runs import find_runs_dir, runs_dir_option, runs_directory
+from holdfast.cli.subjects import find_subject
+from holdfast.cluster.remote.invocation import TaskFolder, remove_stops
+from holdfast.cluster.remote.registry import InvocationRegistry
+from holdfast.cluster.remote.slurm import JobName
+from holdfast.cluster.remote.submit import start_jobs
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import jobs_of, read_files
 from holdfast.display.terminal import echo
+from holdfast.engine.options import Options
+from holdfast.engine.run import run_eval
 from holdfast.errors import RunHeld, UsageError
+from holdfast.plan.history import match_outputs
+from holdfast.plan.identity import identify
+from holdfast.plan.inputs import stale_parts
+from holdfast.spec.load import eval_of_run
 from holdfast.spec.overrides import parse_override
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from holdfast.cluster.watch.find import Subject
-    from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.manifest import Manifest
 
@@ -68,9 +78,6 @@ def command(
     everything except secrets. KEY=VALUE changes the limits of a run, such as limits.max_cost=20; a change that would
     make it another run is rejected. The exit code is 4 if somebody is working on it already.
     """
-    from holdfast.cluster.watch.find import Subject
-    from holdfast.engine.options import Options
-
     root = runs_directory(runs_dir)
     subject = find_subject(what, root)
     if isinstance(subject, Subject):
@@ -109,12 +116,6 @@ def command(
 
 
 def _resume_invocation(subject: Subject) -> int:
-    from holdfast.cluster.remote.invocation import TaskFolder, remove_stops
-    from holdfast.cluster.remote.registry import InvocationRegistry
-    from holdfast.cluster.remote.slurm import JobName
-    from holdfast.cluster.remote.submit import start_jobs
-    from holdfast.cluster.watch.status import jobs_of, read_files
-
     files = read_files(subject.transport, subject.directory)
     _check_rights(subject, files.invocation.user)
     numbers = list(range(len(files.invocation.tasks))) if subject.task is None else [subject.task]
@@ -122,7 +123,7 @@ def _resume_invocation(subject: Subject) -> int:
         name.task: state
         for state in jobs_of(subject.transport, files)
         if state.active and (name := JobName.parse(state.name)) is not None
-        # Workers alone do not continue: without a main job nothing divides the work.
+        # A task needs its main job, which divides the work: workers do not continue without it.
         if name.task in numbers and name.role.startswith("main")
     }
     finished = [n for n in numbers if n in files.states and files.states[n].phase == "done"]
@@ -151,20 +152,13 @@ def _check_rights(subject: Subject, owner: str) -> None:
     if subject.transport.run(["sh", "-c", script, "sh", subject.directory]).code != 0:
         raise UsageError(
             f"{subject.name} is {owner}'s: its jobs read secrets that only they can read",
-            remedy="Submit the same configuration yourself with `holdfast eval -c`: it takes over all that is done "
-            "where both have the same remote_job_dir.",
+            remedy="Submit the same configuration yourself with `holdfast eval -c`: it reuses all finished work "
+            "if both have the same remote_job_dir.",
         )
 
 
 def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, display: str | None) -> int:
-    """Run what is left of a run, from its manifest alone."""
-    from holdfast.engine.session import run_eval
-    from holdfast.plan.history import match_outputs
-    from holdfast.plan.identity import identify
-    from holdfast.plan.inputs import stale_parts
-    from holdfast.spec.load import eval_of_run
-    from holdfast.store.rundir import RunDir
-
+    """Run what is left of a run, given only its manifest."""
     rundir = RunDir(path)
     manifest = rundir.read_manifest()
     if manifest is None:
@@ -204,7 +198,7 @@ def _resume_run(path: Path, overrides: tuple[str, ...], options: Options, displa
 
 
 def _grades_differently(manifest: Manifest, identity: RunIdentity) -> bool:
-    """Return True if only this version's way of grading makes it another run."""
+    """Return True if only this version's graders make it another run."""
 
     def plain(graders: dict[str, Any]) -> dict[str, Any]:
         ours = ("revision", "engine")

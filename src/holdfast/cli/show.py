@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from holdfast.cli.completion import complete_runs, complete_samples
-from holdfast.cli.flags import Positive
-from holdfast.cli.runs import open_run, run_name, runs_dir_option, runs_directory
-from holdfast.display.terminal import echo_json
-from holdfast.errors import UsageError
+from holdfast.cli.flags import Positive, complete_runs
+from holdfast.cli.runs import find_run, run_name, runs_dir_option, runs_directory
+from holdfast.cli.subjects import open_run
+from holdfast.display.grid import make_console
+from holdfast.display.paging import print_paged
+from holdfast.display.terminal import echo_json, printable
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.plan.changes import format_count
+from holdfast.report.run_view import RunView
+from holdfast.report.selection import Chosen, Criteria, find_graders, find_sample, sample_ids
+from holdfast.report.timeline import trial_timeline
+from holdfast.report.transcript import Writer, draw_failure, draw_run, draw_timeline
+from holdfast.store.catalog import summarize_run
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,17 +30,27 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from holdfast.report.run_view import RunView
-    from holdfast.report.selection import Chosen
     from holdfast.report.timeline import Timeline
 
 _SHOWN = 5
 """failures in the summary of a run"""
+_OFFERED_SAMPLES: Final = 500
+"""for completion, at once"""
+
+
+def _complete_samples(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the ids of the samples of the run that was named before."""
+    try:
+        view = RunView(RunDir(find_run(ctx.params.get("run") or "", runs_directory(ctx.params.get("runs_dir")))))
+        matches = (sample for sample in sample_ids(view) if sample.startswith(incomplete))
+        return list(islice(matches, _OFFERED_SAMPLES))
+    except (HoldfastError, OSError):
+        return []  # there is no such run, which the command itself will say
 
 
 @click.command("show")
 @click.argument("run", shell_complete=complete_runs)
-@click.argument("sample", required=False, metavar="[SAMPLE[/TRIAL]]", shell_complete=complete_samples)
+@click.argument("sample", required=False, metavar="[SAMPLE[/TRIAL]]", shell_complete=_complete_samples)
 @click.option("--failed", is_flag=True, help="Show all trials that failed.")
 @click.option("--errors", is_flag=True, help="Show all trials that have errors or are uncertain.")
 @click.option(
@@ -64,8 +84,6 @@ def command(
 
     On a terminal, long output goes through $PAGER.
     """
-    from holdfast.report.selection import Chosen, Criteria, find_graders
-
     view = open_run(run, runs_directory(runs_dir))
     if sample is not None:
         if failed or errors or answer or grader or limit:
@@ -82,17 +100,12 @@ def command(
     everything = bool(statuses or graders or answer)
     if as_json:
         return _print_run_json(view, chosen, limit)
-    from holdfast.display.paging import print_paged
-
     print_paged(_draw_run(view, chosen, limit or (None if everything else _SHOWN), whole=not everything))
     return 0
 
 
 def _timelines(view: RunView, name: str) -> Iterator[Timeline]:
     """Yield the trials of a sample, or the one that is named."""
-    from holdfast.report.selection import find_sample
-    from holdfast.report.timeline import trial_timeline
-
     sample, number = find_sample(view, name)
     for each in range(1, view.manifest.trials + 1) if number is None else (number,):
         if (trial := view.trial(sample, each)) is not None:
@@ -101,9 +114,6 @@ def _timelines(view: RunView, name: str) -> Iterator[Timeline]:
 
 def _print_timelines(timelines: Iterable[Timeline]) -> int:
     from rich.text import Text
-
-    from holdfast.display.paging import print_paged
-    from holdfast.report.transcript import Writer, draw_timeline
 
     def pieces() -> Iterator[RenderableType]:
         write = Writer(terminal=sys.stdout.isatty())
@@ -118,12 +128,6 @@ def _print_timelines(timelines: Iterable[Timeline]) -> int:
 def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -> Iterator[RenderableType]:
     """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
     from rich.text import Text
-
-    from holdfast.display.grid import make_console
-    from holdfast.display.terminal import printable
-    from holdfast.plan.changes import format_count
-    from holdfast.report.timeline import trial_timeline
-    from holdfast.report.transcript import Writer, draw_failure, draw_run
 
     write = Writer(terminal=sys.stdout.isatty())
     name = run_name(view.rundir)
@@ -147,9 +151,6 @@ def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -
 def _print_run_json(view: RunView, chosen: Chosen, most: int | None) -> int:
     """Print the run with the wanted trials, as they are read."""
     import msgspec
-
-    from holdfast.report.timeline import trial_timeline
-    from holdfast.store.catalog import summarize_run
 
     metrics = None if view.metrics is None else view.metrics.to_dict()
     gate = view.rundir.read_gate()

@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.completion import complete_runs
-from holdfast.cli.env_file import env_file_options, load_env_file
 from holdfast.cli.errors import show_note, show_warning
-from holdfast.cli.runs import find_subject, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs, env_file_options, load_env_file
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import find_subject
+from holdfast.cluster.watch.find import Subject
+from holdfast.cluster.watch.status import look, look_at_all
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import HoldfastError, RunHeld, UsageError
+from holdfast.engine.collecting import collect_batches
+from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
+from holdfast.export.registry import unfinished_exports
+from holdfast.report.waiting import batch_lines
+from holdfast.store.batches import waiting_batches
+from holdfast.store.catalog import summarize_run
+from holdfast.store.index import uncertain_trials
+from holdfast.store.run_lock import holders
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,12 +33,9 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
     from holdfast.engine.collecting import Collected
     from holdfast.store.manifest import Manifest
-    from holdfast.store.rundir import RunDir
 
 _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
-UNREACHABLE = 3
-"""exit code if the cluster did not answer"""
 
 
 class RunPicture(msgspec.Struct, frozen=True):
@@ -75,17 +82,13 @@ def command(what: str | None, as_json: bool, runs_dir: Path | None) -> int:
     if what is None:
         return _list(as_json)
     subject = find_subject(what, runs_directory(runs_dir))
-    from holdfast.cluster.watch.find import Subject
-
     if not isinstance(subject, Subject):
         run = look_at_run(subject)
         echo_json(_json(run)) if as_json else echo("\n".join(_run_lines(run)))
         return 0
-    from holdfast.cluster.watch.status import look
-
     picture = look(subject)
     echo_json(_json(picture)) if as_json else echo("\n".join(_lines(picture, subject.name)))
-    return UNREACHABLE if picture.unreachable else 0
+    return Exit.UNFINISHED if picture.unreachable else 0
 
 
 def _json(value: object) -> str:
@@ -94,8 +97,6 @@ def _json(value: object) -> str:
 
 def _list(as_json: bool) -> int:
     """List all invocations."""
-    from holdfast.cluster.watch.status import look_at_all
-
     pictures = look_at_all()
     unreachable = [picture.unreachable for picture in pictures if picture.unreachable]
     if as_json:
@@ -116,7 +117,7 @@ def _list(as_json: bool) -> int:
         echo("\n".join(_table(("id", "created", "where", "tasks", "status"), rows)))
         for why in dict.fromkeys(unreachable):
             show_warning(f"not reachable: {why}")
-    return UNREACHABLE if unreachable else 0
+    return Exit.UNFINISHED if unreachable else 0
 
 
 def _names(tasks: Sequence[TaskPicture]) -> str:
@@ -141,38 +142,13 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
     if picture.unreachable:
         age = f"last known {_ago(picture.looked)}" if picture.looked else "nothing is known yet"
         yield f"unknown (cluster not reachable: {picture.unreachable}); {age}:"
-    rows = [
-        (
-            f".{task.id.rpartition('.')[2]}",
-            task.name,
-            task.status,
-            f"{task.done:,}/{'?' if task.total is None else format(task.total, ',')}",
-            f"{task.rate:.2g}/s" if task.rate else "–",
-            f"{task.errors:,}",
-            "–" if task.eta is None else duration(task.eta),
-        )
-        for task in picture.tasks
-    ]
-    yield from _table(("", "task", "status", "done", "rate", "errors", "ETA"), rows)
+    yield from _table(("", "task", "status", "done", "rate", "errors", "ETA"), list(map(_task_row, picture.tasks)))
     for task in picture.tasks:
         if task.reason and not picture.unreachable:
-            yield f".{task.id.rpartition('.')[2]}  {task.status}: {task.reason}"
+            yield f"{_number(task)}  {task.status}: {task.reason}"
         if task.run_dir:
-            yield f".{task.id.rpartition('.')[2]}  run: {task.run_dir}"
-    jobs = [
-        (
-            f".{task.id.rpartition('.')[2]}",
-            job.role,
-            job.id or "?",
-            job.state,
-            job.node or "–",
-            duration(job.elapsed) if job.elapsed else "–",
-            job.why,
-        )
-        for task in picture.tasks
-        for job in task.jobs
-        if job.active or job is _last(task)
-    ]
+            yield f"{_number(task)}  run: {task.run_dir}"
+    jobs = [_job_row(task, job) for task in picture.tasks for job in task.jobs if job.active or job is _last_job(task)]
     if jobs:
         yield ""
         yield from _table(("", "job", "id", "state", "node", "elapsed", ""), jobs)
@@ -180,7 +156,28 @@ def _lines(picture: Picture, name: str) -> Iterator[str]:
         yield f"Resume with: holdfast resume {name}"
 
 
-def _last(task: TaskPicture) -> JobPicture:
+def _number(task: TaskPicture) -> str:
+    return f".{task.id.rpartition('.')[2]}"
+
+
+def _task_row(task: TaskPicture) -> Sequence[str]:
+    return (
+        _number(task),
+        task.name,
+        task.status,
+        f"{task.done:,}/{'?' if task.total is None else format(task.total, ',')}",
+        f"{task.rate:.2g}/s" if task.rate else "–",
+        f"{task.errors:,}",
+        "–" if task.eta is None else duration(task.eta),
+    )
+
+
+def _job_row(task: TaskPicture, job: JobPicture) -> Sequence[str]:
+    elapsed = duration(job.elapsed) if job.elapsed else "–"
+    return _number(task), job.role, job.id or "?", job.state, job.node or "–", elapsed, job.why
+
+
+def _last_job(task: TaskPicture) -> JobPicture:
     """Return the last main job that began: a successor that was not needed was cancelled before."""
     began = [job for job in task.jobs if job.state != "cancelled" or job.elapsed]
     return ([job for job in began if job.role.startswith("main")] or began or task.jobs)[-1]
@@ -201,8 +198,6 @@ def _ago(moment: float | None) -> str:
 
 def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
     """Ask about the batches of a run that nobody works on, and collect those that have ended; None if that fails."""
-    from holdfast.engine.collecting import collect_batches
-
     load_env_file(Path(manifest.folder), Path())
     try:
         return collect_batches(rundir, manifest, show_note)
@@ -215,14 +210,6 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
-    from holdfast.export.registry import unfinished_exports
-    from holdfast.report.waiting import batch_lines
-    from holdfast.store.batches import waiting_batches
-    from holdfast.store.catalog import summarize_run
-    from holdfast.store.index import uncertain_trials
-    from holdfast.store.run_lock import holders
-    from holdfast.store.rundir import RunDir
-
     rundir = RunDir(path)
     manifest = rundir.read_manifest()  # raises what is wrong with it
     held_by = tuple(map(str, holders(rundir)))

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.cli.ending import export_results, run_locally
-from holdfast.cli.errors import show_note
-from holdfast.cli.runs import command_line
+from holdfast.cli.errors import command_line, show_note
+from holdfast.cli.running import export_results, run_locally
 from holdfast.display.choice import make_display
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.display.types import Result
+from holdfast.engine.session import preview_run
+from holdfast.engine.suite import run_suite
+from holdfast.engine.user_code import unseen_code
+from holdfast.errors import COMPLETE, HoldfastError, UsageError
+from holdfast.report.suite import print_cell, print_ending, print_plan, print_suite
+from holdfast.spec.document import Document
 from holdfast.spec.overrides import parse_override
-from holdfast.spec.suite import Suite, SuiteEval, model_target
+from holdfast.spec.suite import Suite, SuiteEval, load_suite, model_target, read_suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,13 +41,15 @@ def with_models(suite: Suite, models: Sequence[str]) -> Suite:
     return replace(suite, targets=tuple(map(model_target, models))) if models else suite
 
 
-def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) -> int:
-    """Run a suite, or resume it; with --dry-run, show its plan."""
-    from holdfast.engine.suite import run_suite
-    from holdfast.spec.suite import load_suite
+def _read(source: Document | list[str], models: Sequence[str]) -> Suite:
+    """Return the suite of a file, or the suite that several evals or models stand for."""
+    return with_models(read_suite(source), models) if isinstance(source, Document) else suite_of(source, models)
 
+
+def suite_command(source: Document | list[str], overrides: tuple[str, ...], flags: EvalFlags) -> int:
+    """Run a suite, or resume it; with --dry-run, show its plan."""
     _refuse(flags)
-    suite = with_models(suite, flags.models)
+    suite = _read(source, flags.models)
     cells = load_suite(suite, [*flags.suite_overrides(), *map(parse_override, overrides)])
     if flags.dry_run:
         return _dry_run(suite, cells, flags)
@@ -54,8 +61,6 @@ def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) ->
         return run_locally(identity.spec, options, flags.workers, display, identity)
 
     def after(number: int, ended: CellOutcome) -> None:
-        from holdfast.report.suite import print_cell  # after the run: starting it needs no rich
-
         cell, outcome = ended.cell, ended.outcome
         print_cell(f"{number + 1}/{len(cells)}", cell, outcome, ended.error)
         if outcome is not None:
@@ -65,8 +70,6 @@ def suite_command(suite: Suite, overrides: tuple[str, ...], flags: EvalFlags) ->
         outcome = run_suite(cells, limits, options, display, run, after)
         _print(suite, cells, outcome)
     except HoldfastError as error:
-        from holdfast.display.types import Result
-
         display.result(Result(exit_code=error.exit_code, reason="failed", message=str(error)))
         raise
     display.result(outcome.result)
@@ -83,8 +86,6 @@ def _refuse(flags: EvalFlags) -> None:
 
 
 def _print(suite: Suite, cells: Sequence[Cell], suite_outcome: SuiteOutcome) -> None:
-    from holdfast.report.suite import print_ending, print_suite
-
     places = [(cell.eval, cell.target) for cell in cells]
     outcomes = {
         (ended.cell.eval, ended.cell.target): ended.outcome
@@ -92,16 +93,12 @@ def _print(suite: Suite, cells: Sequence[Cell], suite_outcome: SuiteOutcome) -> 
         if ended.outcome is not None
     }
     print_suite(suite.name, places, outcomes, suite.average)
-    finished = sum(ended.exit_code in (0, 1) for ended in suite_outcome.cells)
+    finished = sum(ended.exit_code in COMPLETE for ended in suite_outcome.cells)
     print_ending(len(cells) - finished, suite_outcome.reason, command_line())
 
 
 def _dry_run(suite: Suite, cells: Sequence[Cell], flags: EvalFlags) -> int:
     """Print the plan of all cells, without writing anything."""
-    from holdfast.engine.session import preview_run
-    from holdfast.engine.unseen import unseen_code
-    from holdfast.report.suite import print_plan
-
     specs = [cell.spec for cell in cells]
     for message in dict.fromkeys(message for spec in specs for message in (*spec.notices, *unseen_code(spec))):
         show_note(message)

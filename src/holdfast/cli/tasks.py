@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.benchmarks.cache import cache_folder
+from holdfast.benchmarks.compile import INSTALL
+from holdfast.benchmarks.format import benchmark_document, compile_shown, find_benchmark, wants_chat
+from holdfast.benchmarks.names import find_in_lm_eval, find_listed, installed_version, known_names, table
 from holdfast.cli.errors import show_note
+from holdfast.data.dataset import Dataset
 from holdfast.display.terminal import echo, echo_json
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
+from holdfast.report.preview import continuation_lines
+from holdfast.spec.document import Document
+from holdfast.spec.eval_schema import BenchmarkBlock
+from holdfast.spec.formats import installed_providers, task_names, unknown_task
+from holdfast.spec.load import build_eval
+from holdfast.spec.template import Template
+from holdfast.targets.types import Continuation
 
 if TYPE_CHECKING:
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.eval_schema import BenchmarkBlock
 
 
 @click.group("tasks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,10 +46,6 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
     holdfast tasks ls 'mmlu*'
     holdfast tasks ls --all '*winogrande*'
     """
-    from holdfast.benchmarks.compile import INSTALL
-    from holdfast.benchmarks.names import find_in_lm_eval, find_listed, installed_version, known_names
-    from holdfast.spec.formats import installed_providers, task_names
-
     provided = task_names(installed_providers())
     rows = []
     for name in sorted({*known_names(every=every), *provided}):
@@ -66,8 +73,6 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
 
 def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with one instead of those of each family, such as the translations of MMLU."""
-    from holdfast.benchmarks.names import table
-
     families = Counter(table().family(row["name"]) for row in rows)
     shown: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -89,8 +94,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _summary(benchmark: Benchmark) -> dict[str, Any]:
-    from holdfast.benchmarks.names import table
-
     about = table().about_name(benchmark) if benchmark.listed else None
     return {
         "name": benchmark.name,
@@ -105,10 +108,6 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
-    from holdfast.benchmarks.format import find_benchmark
-    from holdfast.spec.eval_schema import BenchmarkBlock
-    from holdfast.spec.formats import unknown_task
-
     if not name:
         raise unknown_task(name)
     block = BenchmarkBlock(name=name, data=data)
@@ -131,8 +130,6 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
     Without lm-eval, or without the data, it shows what is known and what is missing.
     """
-    from holdfast.benchmarks.format import benchmark_document
-
     benchmark, block = _find(name, data)
     described: dict[str, Any] = _summary(benchmark) | {"params": benchmark.params}
     try:
@@ -149,11 +146,6 @@ def show_task(name: str, data: str | None, as_json: bool) -> int:
 
 
 def _describe(document: dict[str, Any]) -> dict[str, Any]:
-    from holdfast.data.dataset import Dataset
-    from holdfast.spec.document import Document
-    from holdfast.spec.load import build_eval
-    from holdfast.spec.template import Template
-
     about = document["metadata"]["benchmark"]
     target = {**document["target"], "model": "any"}
     spec = build_eval(Document({**document, "target": target}), Path.cwd())
@@ -181,9 +173,6 @@ def _describe(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(described: dict[str, Any]) -> list[str]:
-    from holdfast.report.preview import continuation_lines
-    from holdfast.targets.types import Continuation
-
     lines = [f"{described['name']}: task {described['task']}, as in {described['from']}"]
     if "missing" in described:
         shots = described["shots"]
@@ -217,8 +206,6 @@ def _lines(described: dict[str, Any]) -> list[str]:
 
 def _matching(name: str) -> list[str]:
     """Return the benchmarks of the table that a glob matches, or the name that is not a glob."""
-    from holdfast.benchmarks.names import known_names
-
     if not any(character in name for character in "*?["):
         return [name]
     if not (matching := [each for each in known_names() if fnmatchcase(each, name)]):
@@ -235,9 +222,6 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
     NAME may be a glob over the names of `tasks ls`, such as 'arc*'.
     What is there already is compiled again only if its data has changed, also on the hub.
     """
-    from holdfast.benchmarks.cache import cache_folder
-    from holdfast.benchmarks.format import compile_shown, wants_chat
-
     failed = 0
     for name in dict.fromkeys(match for each in names for match in _matching(each)):
         try:
@@ -254,4 +238,4 @@ def fetch_tasks(names: tuple[str, ...], data: str | None) -> int:
         echo(f"{name}: {compiled.count:,} rows in {cache_folder() / compiled.rows}")
         for notice in compiled.notices:
             show_note(notice)
-    return 2 if failed else 0
+    return Exit.USAGE if failed else Exit.FINISHED

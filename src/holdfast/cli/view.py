@@ -14,17 +14,22 @@ from urllib.parse import urlencode
 
 import click
 
-from holdfast.cli.completion import complete_runs
 from holdfast.cli.errors import show_note, show_warning
-from holdfast.cli.runs import fetch_runs, runs_dir_option, runs_directory
+from holdfast.cli.flags import complete_runs
+from holdfast.cli.runs import runs_dir_option, runs_directory
+from holdfast.cli.subjects import fetch_runs
+from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.store.catalog import find_runs
+from holdfast.store.home import home_directory
+from holdfast.store.rundir import RunDir
+from holdfast.view.guard import AccessRules, read_key, write_private
+from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
+from holdfast.view.site import Site, archive_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.guard import AccessRules
 
 _PORT = 4653
 _FOLLOW_SECONDS = 10.0
@@ -68,11 +73,6 @@ def command(
     The server only reads, and follows runs that are being written. It answers only on this machine and only to those
     who have the key in the address that it prints. Ctrl-C ends it.
     """
-    from holdfast.store.home import home_directory
-    from holdfast.view.guard import AccessRules, read_key
-    from holdfast.view.server import is_loopback, listen, listen_on_socket, names_of, serve
-    from holdfast.view.site import Site
-
     if not is_loopback(host) and not allow_network:
         raise UsageError(
             f"--host {host} would let other machines connect: whoever sees the traffic sees the key and all runs",
@@ -118,9 +118,6 @@ def command(
 
 
 def _named_runs(names: tuple[str, ...], root: Path) -> dict[str, RunDir]:
-    from holdfast.store.rundir import RunDir
-    from holdfast.view.site import archive_stamp
-
     named: dict[str, RunDir] = {}
     for name, path in [(each, path) for each in names for path in fetch_runs(each, root)]:
         rundir = RunDir(path)
@@ -154,9 +151,6 @@ def _follow_copies(names: tuple[str, ...], root: Path, named: Mapping[str, RunDi
 
 
 def _has_something(root: Path) -> bool:
-    from holdfast.cluster.remote.registry import InvocationRegistry
-    from holdfast.store.catalog import find_runs
-
     return any(True for _ in find_runs(root)) or bool(InvocationRegistry().all())
 
 
@@ -190,8 +184,6 @@ def _open_browser(address: str, home: Path) -> None:
     """Open the address through a file: other users can see the arguments of a browser, and the key would be in them."""
     import webbrowser
     from html import escape
-
-    from holdfast.view.guard import write_private
 
     path = home / "view.html"
     link = escape(address, quote=True)

@@ -8,15 +8,18 @@ from signal import SIGINT
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
-from holdfast.cli.ending import export_results
+from holdfast.cli.errors import command_line
 from holdfast.cli.flags import Concurrency, lock_timeout
-from holdfast.cli.runs import command_line
+from holdfast.cli.running import export_results
 from holdfast.display.choice import make_display
 from holdfast.display.terminal import echo, echo_json
+from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.signals import Signals
-from holdfast.errors import Fault, Interrupted, UsageError
+from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
+from holdfast.errors import Exit, Fault, Interrupted, UsageError
+from holdfast.report.table import print_outcome
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.engine.brake import Reason
@@ -32,18 +35,18 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency",
     type=Concurrency(),
-    help="Maximum number of requests in flight, or auto [default: that of the eval].",
+    help="Maximum number of requests in flight, or auto [default: as in the eval].",
 )
 @click.option("--base-url", metavar="URL", multiple=True, help="URL of the model server as seen from here. Repeatable.")
 @click.option(
-    "--wait", is_flag=True, help="Wait if another process holds the run alone, instead of exiting with code 4."
+    "--wait", is_flag=True, help="Wait if another process needs the run to itself, instead of exiting with code 4."
 )
 @click.option(
     "--no-wait",
     is_flag=True,
     help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
 )
-@click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; say why it ended as JSON.")
+@click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; report the reason as JSON.")
 @click.option(
     "--display",
     type=click.Choice(["rich", "plain", "json", "none"]),
@@ -65,17 +68,12 @@ def command(
     worker writes the report and exits like `holdfast eval`. The others wait for the report (and write it if that
     worker dies) and exit with 0, or with 3 if there is no report.
     """
-    from holdfast.engine.ended import follow_input
-    from holdfast.engine.options import Options
-    from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
-    from holdfast.store.rundir import RunDir
-
     options = Options(wait=lock_timeout(wait=wait), wait_for_batches=not no_wait, runs_dir=run.resolve().parent.parent)
     if attached:
         follow_input(options)
     rundir, worker = RunDir(run.resolve()), worker or new_worker_id()
     shared = None
-    with suppress(UsageError):  # which `run_worker` raises too, unless the run is finished
+    with suppress(UsageError):  # `run_worker` raises it too, unless the run is finished
         shared = shared_eval(rundir)
     try:
         outcome = run_worker(rundir, worker, options, make_display(display), concurrency, base_url)
@@ -92,25 +90,19 @@ def command(
         _report_ending(outcome.reason)
     elif outcome.finisher is not None:
         ending = "exited without writing the report; see its log, then run this command again"
-        if outcome.exit_code == 0:
+        if outcome.exit_code == Exit.FINISHED:
             ending = "wrote the report" if rundir.finished else "left the outputs without grades, as requested"
         echo(f"{worker}: no work left; {outcome.finisher} {ending}")
     else:
-        from holdfast.report.table import print_outcome
-
         interrupted = isinstance(outcome.reason, Interrupted)
         print_outcome(outcome, command_line() if shared is None or interrupted else shared[1].command)
         if shared is not None and not outcome.already:
             spec, claim_round, _ = shared
-            output_path = Path(claim_round.output_path) if claim_round.output_path else None
-            exports = replace(options, log_samples=claim_round.log_samples, output_path=output_path)
-            export_results(outcome, spec, exports)
+            export_results(outcome, spec, claim_round)
     return outcome.exit_code
 
 
 def _report_ending(reason: Reason | None) -> None:
     import msgspec
-
-    from holdfast.engine.ended import Ended
 
     echo_json(msgspec.json.encode(Ended.of(reason)))

@@ -3,6 +3,5 @@
 `config`  reads configurations and profiles, and compiles them into a `Launch`; it only reads files
 `remote`  talks to the cluster: programs, files, jobs, and what was submitted
 `job`     runs inside a job
-`watch`   reports on what was submitted, and cancels it
-`node`    the name under which jobs submitted by earlier versions start
+`watch`   reports on invocations, stops them, and copies their runs
 """

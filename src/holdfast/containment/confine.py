@@ -1,7 +1,7 @@
 """Restrictions on a process, set by the process itself: namespaces, read-only mounts, Landlock, limits.
 
-`keeper` imports this file. Run as a script, it prints what this machine allows, as JSON; it imports little and needs no
-other file, so that `doctor` can send it to another machine:
+`keeper` imports this file. Run as a script, it prints the restrictions that this machine allows, as JSON. It imports
+little and needs no other file, so that `doctor` can send it to another machine:
 
     python -I -S confine.py probe FOLDER
 """
@@ -33,9 +33,9 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""writing, removing, and making files of every kind"""
+"""writing, removing and creating files of every kind"""
 _CAP_DAC_OVERRIDE = 1
-"""read and write files whatever their modes"""
+"""reading and writing files whatever their modes"""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,11 +45,11 @@ class NotAllowed(Exception):
 
 
 class NoNamespaces(NotAllowed):
-    """No namespace can be made, and none was entered."""
+    """No namespace can be created, and no namespace was entered."""
 
 
 def probe(folder: str) -> dict[str, Any]:
-    """Find out what this machine allows by trying it in children. `folder` stands for the workspace."""
+    """Try in child processes which restrictions this machine allows. `folder` stands for the workspace."""
 
     def close_mounts() -> None:
         enter_namespaces(read_only=True)
@@ -59,20 +59,20 @@ def probe(folder: str) -> dict[str, Any]:
     read_only = works(close_mounts)
     has_landlock = abi >= 1 and works(lambda: landlock("/", tcp=False))
     network = "namespace" if works(lambda: enter_namespaces(network=True)) else "tcp" if abi >= 4 else "open"
-    # Read-only mounts do not keep root from writing to a disk's device.
+    # Read-only mounts do not stop root from writing to a disk's device.
     writes = has_landlock or (read_only and os.geteuid() != 0)
     return {"writes": writes, "read_only": read_only, "processes": works(start_in_namespace), "network": network}
 
 
 def start_in_namespace(*, own_proc: bool = False) -> None:
-    """Start a process in a PID namespace; raise NotAllowed if that, or a /proc of its own, is not allowed."""
+    """Start a process in a PID namespace; raise NotAllowed if the namespace, or its own /proc, is not allowed."""
     enter_namespaces(processes=True)
     if not works(lambda: mount_proc(required=own_proc)):
         raise NotAllowed("no process can be started")
 
 
 def works(attempt: Callable[[], None]) -> bool:
-    """Try something in a child process."""
+    """Return True if a call succeeds in a child process."""
     child = os.fork()
     if child == 0:
         try:
@@ -84,7 +84,7 @@ def works(attempt: Callable[[], None]) -> bool:
 
 
 def limit(spec: dict[str, Any]) -> None:
-    """Limit processor time, file sizes, memory and core files, of this process and those it starts."""
+    """Limit processor time, file sizes, memory and core files of this process and its children."""
     seconds = int(spec["seconds"]) + 1
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: spec["file_bytes"]}
     if sys.platform.startswith("linux"):
@@ -96,9 +96,9 @@ def limit(spec: dict[str, Any]) -> None:
 
 
 def enter_namespaces(*, network: bool = False, read_only: bool = False, processes: bool = False) -> None:
-    """Enter new namespaces: a network with nothing but a loopback, mounts that nobody else sees, PIDs for children.
+    """Enter new namespaces: a network with nothing but a loopback, private mounts, and PIDs for children.
 
-    Root needs no user namespace for them. Others get one in which they keep their uid and gid.
+    Root needs no user namespace for this. Other users get one in which they keep their uid and gid.
     """
     kinds = (_NEW_NET if network else 0) | (_NEW_PIDS if processes else 0)
     kinds |= _NEW_MOUNTS if read_only or processes else 0
@@ -111,7 +111,7 @@ def enter_namespaces(*, network: bool = False, read_only: bool = False, processe
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - pathlib takes longer to import
                 file.write(text)
-    # As a slave, the namespace still gets the mounts that the system makes later, such as home folders on demand.
+    # As a slave, the namespace still receives later mounts of the system, such as home folders on demand.
     apart = _PRIVATE if read_only else _SLAVE
     if kinds & _NEW_MOUNTS and libc.mount(None, b"/", None, _RECURSIVE | apart, None) != 0:
         raise NotAllowed(f"mounts cannot be made private: {_reason()}")
@@ -123,7 +123,7 @@ def enter_namespaces(*, network: bool = False, read_only: bool = False, processe
 
 
 def mount_read_only(workspace: str) -> None:
-    """Make all but the workspace read-only, since Landlock does not cover modes, owners, times and attributes."""
+    """Make everything but the workspace read-only: Landlock does not cover modes, owners, times and attributes."""
     place = os.fsencode(workspace)
     closed, opened = struct.pack("4Q", _READ_ONLY, 0, 0, 0), struct.pack("4Q", 0, _READ_ONLY, 0, 0)  # to set, to clear
 
@@ -137,34 +137,34 @@ def mount_read_only(workspace: str) -> None:
         and change(place, 0, opened)
     ):
         raise NotAllowed(f"no read-only mounts: {_reason()}")
-    os.chdir(workspace)  # the current folder is still the one below the new mount, and read-only
+    os.chdir(workspace)  # the current folder is still below the new mount, and read-only
 
 
 def mount_proc(*, read_only: bool = False, required: bool = False) -> None:
-    """Show only the namespace's processes in /proc. Many containers forbid that; /proc then stays as it is."""
+    """Show only the namespace's processes in /proc. Many containers forbid this, and /proc stays unchanged."""
     flags = _NO_SUID | _NO_DEVICES | _NO_EXEC | (_READ_ONLY if read_only else 0)
     if libc.mount(b"proc", b"/proc", b"proc", flags, None) != 0 and required:
         raise NotAllowed(f"no /proc: {_reason()}")
 
 
 def drop_capabilities() -> None:
-    """Drop root's capabilities, for this process and those it starts, except CAP_DAC_OVERRIDE.
+    """Drop root's capabilities for this process and its children, except CAP_DAC_OVERRIDE.
 
-    That one allows access to files whatever their modes, within the limits of Landlock. With the others a program could
-    read the environment of the run, for example.
+    CAP_DAC_OVERRIDE allows access to files whatever their modes, within the limits of Landlock. With other
+    capabilities, a program could read the run's environment, for example.
     """
     if not sys.platform.startswith("linux"):
         return
     for capability in range(64):
         if capability != _CAP_DAC_OVERRIDE and libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0) != 0:
-            break  # past the last one this kernel knows
+            break  # past the last capability of this kernel
     kept = 1 << _CAP_DAC_OVERRIDE
     if libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)) != 0:
         raise NotAllowed(f"capabilities cannot be dropped: {_reason()}")
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock that this kernel has; 0 if it has none."""
+    """Return this kernel's version of Landlock; 0 without Landlock."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, int(libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1)))

@@ -3,21 +3,21 @@
     python -I -S keeper.py serve                            for Holdfast, which sends programs over descriptor 0
     python -I -S keeper.py run KIND PROGRAM [ARGUMENT …]    one program, with the streams of this process
 
-    keeper          one for each process of Holdfast. It stays small, so that forking it is cheap. It adopts whatever
-    │               a killed guard leaves behind, and kills it
-    └─ guard        one for each program. It waits for the program, and for the end of Holdfast: its channel to Holdfast
-       │            closes. In both cases it kills all processes of the program, and waits until none is left
-       ├─ init      with a PID namespace only: process 1, which adopts orphans. The kernel kills it with the guard, and
-       │            with it every process of the namespace, whatever its session
-       └─ program   the leader of a session of its own
+    keeper          one for each process of Holdfast. It stays small, so that forking it is cheap. It adopts and kills
+    │               the orphans of a killed guard
+    └─ guard        one for each program. It waits for the program, and for the end of Holdfast, which closes a channel.
+       │            In both cases it kills all processes of the program, and waits until all have ended
+       ├─ init      only with a PID namespace: process 1, which adopts orphans. The kernel kills it with the guard, and
+       │            every process of the namespace with it, whatever its session
+       └─ program   the leader of its own session
 
-`kind` says what holds the processes together: `pid`, a PID namespace; `reaper`, where the guard adopts orphans
-(`PR_SET_CHILD_SUBREAPER`), and looks for descendants to kill until none is left; `group`, the process group, on systems
-that have neither; `auto`, the first of them that works here.
+`kind` is the containment: `pid`, a PID namespace; `reaper`: the guard adopts orphans (`PR_SET_CHILD_SUBREAPER`), and
+kills descendants until it finds no more; `group`, the process group, on other systems; `auto`, the first of these that
+works here.
 
 Over a channel, Holdfast sends one request: its length in 8 bytes, then JSON, see `_start`. The guard answers in lines
-of JSON: `{"pid": …, "kind": …}` when the program has begun, or `{"error": …}`; and `{"status": …}` when no process of
-the program is left. When Holdfast shuts its side of the channel down, the guard ends the program.
+of JSON: `{"pid": …, "kind": …}` when the program has begun, or `{"error": …}`; and `{"status": …}` when all processes
+of the program have ended. When Holdfast shuts its side of the channel down, the guard ends the program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import time
 from contextlib import suppress
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes longer to import
-import confine  # type: ignore[import-not-found]  # a file beside this one, without the package around it
+import confine  # type: ignore[import-not-found]  # a file in this folder, without its package
 
 TYPE_CHECKING = False  # `typing` takes long to import
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ _PARENT_DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 1, 4, 36
 """options of prctl"""
 _LINUX = sys.platform.startswith("linux")
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
-"""signals that concern the program or Holdfast, and not the processes between them"""
+"""signals for the program or Holdfast, which the processes between them ignore"""
 _GRACE = 1.0
-"""seconds that a program has after SIGTERM, with `run`; an MCP client kills `keeper` itself after two"""
+"""seconds between SIGTERM and SIGKILL with `run`; an MCP client kills `keeper` itself after two"""
 _PATIENCE = 5.0
-"""seconds for which the keeper kills orphans that do not die, before it serves Holdfast again"""
+"""seconds that the keeper spends on orphans that do not die before it serves Holdfast again"""
 _RECEIVED = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -64,7 +64,7 @@ def main() -> NoReturn:
 
 
 def _serve() -> NoReturn:
-    """Fork a guard for each program that Holdfast sends, until Holdfast has gone and all guards have ended."""
+    """Fork a guard for each program that Holdfast sends, until Holdfast and all guards have ended."""
     parent = os.getppid()
     with suppress(PermissionError):
         os.setsid()
@@ -72,7 +72,7 @@ def _serve() -> NoReturn:
     for handle in map(int, os.listdir("/dev/fd")):  # noqa: PTH208
         if handle > 2:
             with suppress(OSError):
-                os.close(handle)  # inherited from whoever started Holdfast
+                os.close(handle)  # inherited from the process that started Holdfast
     control = socket.socket(fileno=os.dup(0))
     _close_streams()
     holdfast = _Death(parent)
@@ -119,13 +119,13 @@ def _read_exactly(reading: Any, count: int) -> bytes:
     while len(content) < count:
         part = reading.read(count - len(content))
         if not part:
-            os._exit(0)  # Holdfast has gone
+            os._exit(0)  # Holdfast has ended
         content += part
     return content
 
 
 def _run(kind: str, arguments: list[str]) -> NoReturn:
-    """Run a program for a parent that starts and ends programs itself, and end with the program's code."""
+    """Run a program for a parent that starts and ends programs itself, and exit with the program's code."""
     parent = _Death(os.getppid())
     if _LINUX:
         confine.libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -171,7 +171,7 @@ def _run(kind: str, arguments: list[str]) -> NoReturn:
 
 
 def _guard(channel: socket.socket, request: dict[str, Any], streams: list[int], holdfast: _Death, auto: str) -> None:
-    """Start the program, wait until it ends or Holdfast goes away, end all its processes, and report."""
+    """Start the program, wait until it or Holdfast ends, end all its processes, and report."""
 
     def tell(**news: Any) -> None:
         with suppress(OSError):
@@ -187,7 +187,7 @@ def _guard(channel: socket.socket, request: dict[str, Any], streams: list[int], 
         tell(error=_reason(error))
         os._exit(0)
     if _LINUX:
-        confine.libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # the program may not look into the guard, and report for it
+        confine.libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # or the program could read its memory, and report in its place
     tell(pid=program, kind=kind)
     status = None
     watched = [channel.fileno(), *holdfast.handles]
@@ -210,11 +210,11 @@ def _guard(channel: socket.socket, request: dict[str, Any], streams: list[int], 
 
 
 def _start(request: dict[str, Any], streams: list[int], auto: str, private: list[int]) -> tuple[str, int, int]:
-    """Start the program; return its kind of containment, the pid of its init, if any, and its own.
+    """Start the program; return its kind of containment, the pid of its init, if any, and its own pid.
 
-    The request has `arguments` (if there are none, Holdfast asks for the kind only), `environment`, `folder` and
-    `kind`. With `confine`, a mapping of the fields of
-    `sandbox.Isolation`, the workspace and the limits, the program is restricted further.
+    The request has `arguments` (without any, Holdfast asks only for the kind), `environment`, `folder` and `kind`.
+    `confine` restricts the program further: a mapping of the fields of `sandbox.Isolation`, the workspace and the
+    limits.
     """
     restrictions = request.get("confine") or {}
     kind = auto if request["kind"] == "auto" else request["kind"]
@@ -224,7 +224,7 @@ def _start(request: dict[str, Any], streams: list[int], auto: str, private: list
     except confine.NoNamespaces:
         if request["kind"] != "auto" or any(asked.values()):
             raise
-        kind = "reaper"  # for once: a limit on the number of namespaces has been reached
+        kind = "reaper"  # a limit on the number of namespaces may have been reached just this once
     if restrictions.get("read_only"):
         confine.mount_read_only(restrictions["workspace"])
     if kind == "reaper":
@@ -256,19 +256,19 @@ def _start(request: dict[str, Any], streams: list[int], auto: str, private: list
 
 
 def _reason(error: Exception) -> tuple[int | None, str]:
-    """Return why a program cannot be started: the system's number, if any, and its text."""
+    """Return the reason that a program cannot be started: the system's error number, if any, and its text."""
     return getattr(error, "errno", None), getattr(error, "strerror", None) or str(error)
 
 
 def _fork(run: Callable[[], None]) -> int:
-    """Fork a process that the kernel kills with this one, and return its pid once that is certain."""
+    """Fork a process that the kernel kills when this process dies; return its pid once this is in force."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         confine.libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         with suppress(OSError):
             os.close(reading)
-            os.write(writing, b" ")  # fails if the parent has died meanwhile
+            os.write(writing, b" ")  # fails if the parent has died in the meantime
             os.close(writing)
             run()
         os._exit(1)
@@ -291,7 +291,7 @@ def _be_program(request: dict[str, Any], streams: list[int], restrictions: dict[
     signal.set_wakeup_fd(-1)
     if _LINUX:
         confine.libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    os.setsid()  # signals to its process group reach neither init nor the guard
+    os.setsid()  # signals to the program's group do not reach init and the guard
     copies = [os.dup(handle) if handle < 3 else handle for handle in streams]
     for number, handle in enumerate(copies):
         os.dup2(handle, number)
@@ -305,17 +305,17 @@ def _be_program(request: dict[str, Any], streams: list[int], restrictions: dict[
         if os.geteuid() == 0:
             confine.drop_capabilities()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)  # what Python, or `nohup`, ignores, the program would ignore too
+        signal.signal(number, signal.SIG_DFL)  # the program would inherit what Python or `nohup` ignores
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(request["folder"])
     os.execvpe(request["arguments"][0], request["arguments"], request["environment"])  # noqa: S606 - what it is for
 
 
 def _kind_here() -> str:
-    """Find out by trying what holds processes together on this machine.
+    """Try which containment works on this machine.
 
-    A PID namespace has to have a /proc of its own: programs that look for processes there, to signal them, would get
-    the numbers of other processes.
+    A PID namespace needs its own /proc: programs that search /proc for processes to signal would get the ids of other
+    processes.
     """
     if not _LINUX:
         return "group"
@@ -330,11 +330,12 @@ def _wait_for_all() -> Iterable[tuple[int, int]]:
 
 
 def _end_descendants(spared: Collection[int], seconds: float = math.inf) -> list[tuple[int, int]]:
-    """Kill all descendants of this process, except the spared children and theirs; return the children's statuses.
+    """Kill all descendants of this process, except spared children and theirs; return the children's statuses.
 
-    Orphans among them become children of this process, so none is left if it has no child. A search of /proc cannot
-    tell that: it misses a process whose parent ends meanwhile. With spared children, two searches in a row have to.
-    Processes that may not be killed, as those of another user, are waited for.
+    Orphans become children of this process, so without children it has no descendants. A search of /proc does not
+    prove that, because it misses a process whose parent ends during the search. With spared children, which rule out
+    the first test, two empty searches in a row must do. Processes that may not be killed, such as another user's, are
+    waited for.
     """
     ended: list[tuple[int, int]] = []
     pause, deadline, own, searches = 0.001, time.monotonic() + seconds, os.getpgrp(), 0
@@ -344,7 +345,7 @@ def _end_descendants(spared: Collection[int], seconds: float = math.inf) -> list
                 ended.append(reaped)
         except ChildProcessError:
             return ended
-        if _kill(_children() - {*spared}):  # at once, for children that start another process and end
+        if _kill(_children() - {*spared}):  # immediately, to catch children that start another process and end
             pause = 0.001
         families = _families()
         doomed = [child for child in families.get(os.getpid(), ()) if child[0] not in spared]
@@ -355,7 +356,7 @@ def _end_descendants(spared: Collection[int], seconds: float = math.inf) -> list
             doomed += families.get(pid, ())
         for group in {group for _, group in doomed} - {0, own}:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)  # also kills what its members start meanwhile
+                os.killpg(group, signal.SIGKILL)  # also kills processes that its members start in the meantime
         _kill(pid for pid, _ in doomed)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
@@ -372,7 +373,7 @@ def _kill(pids: Iterable[int]) -> int:
 
 
 def _children() -> set[int]:
-    """Return the children of this process; nothing if the kernel does not list them, as some do not."""
+    """Return the children of this process; empty if the kernel does not list children."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:  # noqa: PTH123
         return {*map(int, file.read().split())}
     return set()
@@ -401,13 +402,13 @@ class _Children:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def close(self) -> None:
-        """Forget the children, in a process that was forked."""
+        """Forget the children, in a forked process."""
         signal.set_wakeup_fd(-1)
         for handle in self.handles:
             os.close(handle)
 
     def wait(self, others: list[int], seconds: float | None = None) -> list[int]:
-        """Wait until a child ends, or one of the other descriptors can be read or is closed; return those."""
+        """Wait until a child ends, or other descriptors can be read or are closed; return these descriptors."""
         polling = select.poll()
         for handle in (self.handles[0], *others):
             polling.register(handle, select.POLLIN)
@@ -425,7 +426,7 @@ class _Children:
 
 
 class _Death:
-    """Tells when a process has ended, beside its channels: a process that it forked may hold those open."""
+    """Notices the end of a process whose channels may be held open by a process that it forked."""
 
     def __init__(self, pid: int) -> None:
         self.handles: tuple[int, ...] = ()
@@ -434,7 +435,7 @@ class _Death:
 
 
 def _close_streams(keep: tuple[int, ...] = ()) -> None:
-    """Hold no stream of the program open, whose end others wait for."""
+    """Close the program's streams, whose end others wait for."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in {0, 1, 2} - {*keep}:
         os.dup2(nothing, number)

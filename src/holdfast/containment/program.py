@@ -1,9 +1,9 @@
-"""Programs that leave nothing behind: when a program ends, or is stopped, or Holdfast dies, so do all its processes.
+"""Starts programs, and ends all their processes when the program ends or is stopped, or when Holdfast dies.
 
-`running` starts a program through `keeper`, a small process of its own, so that starting one costs a few milliseconds
-whatever the size of Holdfast. `contained` returns a command for libraries that start programs themselves.
+`running` starts a program through `keeper`, a small helper process, so that starting takes a few milliseconds whatever
+the size of Holdfast. `contained` returns a command for libraries that start programs themselves.
 
-`HOLDFAST_PROCESS_ISOLATION` chooses what holds the processes of programs together; `keeper` describes the kinds.
+`HOLDFAST_PROCESS_ISOLATION` chooses the containment; `keeper` describes the kinds.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ Kind = Literal["auto", "pid", "reaper", "group"]
 _VARIABLE: Final = "HOLDFAST_PROCESS_ISOLATION"
 _COMMAND: Final = [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("keeper.py"))]
 _END_SECONDS: Final = 30.0
-"""a killed process ends at once, unless it waits for a device or a network file system"""
+"""a killed process ends immediately, unless it waits for a device or a network file system"""
 _OUT_BYTES: Final = 64_000_000
 _ERR_BYTES: Final = 1_000_000
 _INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""variables that Python may need to start; the keeper gets no others, since programs may read its environment"""
+"""variables that Python may need to start; the keeper gets no others, because programs may read its environment"""
 
 
 def requested_kind() -> Kind:
-    """Return the containment that the user asks for; raise UsageError for an unknown one."""
+    """Return the containment that the user chose; raise UsageError for an unknown one."""
     value = os.environ.get(_VARIABLE) or "auto"
     if value not in ("auto", "pid", "reaper"):
         raise UsageError(
-            f"{_VARIABLE} is {value!r}, which is no kind of containment", remedy="Set it to auto, pid or reaper."
+            f"{_VARIABLE} is {value!r}, which is not a kind of containment", remedy="Set it to auto, pid or reaper."
         )
     return value  # type: ignore[return-value]
 
 
 async def find_kind() -> Kind:
-    """Return what holds the processes of programs together; raise Fault if the user asks for what cannot be had."""
+    """Return the containment of programs; raise Fault if the user's choice does not work here."""
     requested = requested_kind()
     async with running([], folder=Path("/"), environment={}) as nothing:
         await nothing.wait()
     if requested == "pid" and nothing.kind != "pid":
-        message = f"{_VARIABLE} is pid, and this system allows no PID namespace with a /proc of its own"
+        message = f"{_VARIABLE} is pid, and this system allows no PID namespace with its own /proc"
         raise Fault("refused", message, remedy=f"Unset {_VARIABLE}, or allow user namespaces: see docs/agents.md.")
     return nothing.kind if requested == "auto" else requested
 
 
 def contained(arguments: Sequence[str]) -> list[str]:
-    """Return a command that runs a program and, whoever is killed, ends all processes that the program started."""
+    """Return a command that runs a program and ends all processes that it started, whichever process is killed."""
     return [*_COMMAND, "run", requested_kind(), *arguments]
 
 
 class ContainedProgram:
-    """A program that was started. Its processes have ended when `running` is left."""
+    """A started program. All its processes have ended when `running` exits."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.pid = 0
         self.kind: Kind = "auto"
-        """what holds its processes together"""
+        """its containment"""
         self.out, self.err = bytearray(), bytearray()
-        """what it has printed, unless it was given files; of standard error, the end"""
+        """its output, unless it writes to files; of standard error, the end"""
         self.printed_too_much = False
-        """it was stopped, since it printed more to standard output than it may"""
+        """it was stopped because it printed too much to standard output"""
         self._channel = channel
         self._answers = b""
         self._error: list[Any] | None = None
@@ -83,14 +83,14 @@ class ContainedProgram:
     async def wait(self) -> int | None:
         """Wait until the program and all its processes have ended.
 
-        Return its exit code, or the negative number of the signal that killed it; None if it is unknown, since the
-        process that watched over it was killed.
+        Return its exit code, or the negative number of the signal that killed it; None if its guard was killed, so that
+        the code is unknown.
         """
         await self._over.wait()
         return None if self._status is None else os.waitstatus_to_exitcode(self._status)
 
     def _read_answers(self) -> None:
-        """Take in what the guard says; nothing but the end of its channel says that it has gone."""
+        """Read the guard's messages; only the end of its channel shows that it has ended."""
         try:
             part = self._channel.recv(4096)
         except BlockingIOError:
@@ -108,7 +108,7 @@ class ContainedProgram:
             self._over.set()
 
     def _check_out(self, most_bytes: int) -> None:
-        """Stop a program that prints without end: nobody can use it, and it would fill the memory."""
+        """Stop a program whose endless output nobody could use, and which would fill the memory."""
         if len(self.out) > most_bytes:
             del self.out[most_bytes:]
             self.printed_too_much = True
@@ -155,9 +155,9 @@ async def running(
     kind: Kind | None = None,
     confine: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[ContainedProgram]:
-    """Start a program; stop it, and everything that it started, when the block is left. Raise OSError if it cannot be.
+    """Start a program; stop it and its processes when the block exits. Raise OSError if it cannot be started.
 
-    `files` are descriptors of its three streams. Without them it reads `stdin`, and what it prints is kept; `merged`
+    `files` are descriptors of its three streams. Without them it reads `stdin`, and its output is kept; `merged`
     writes both streams to `out`. A program that prints more than `most_bytes` there is stopped. `confine` restricts it
     further: see `keeper`.
     """
@@ -183,7 +183,7 @@ async def running(
         pipes.close_theirs()
         with _reader(loop, ours.fileno(), program._read_answers):
             try:
-                with suppress(BrokenPipeError, ConnectionResetError):  # the end of the channel tells
+                with suppress(BrokenPipeError, ConnectionResetError):  # noticed by the end of the channel
                     await loop.sock_sendall(ours, len(body).to_bytes(8, "big") + body)
                 await program._begin()
                 yield program
@@ -195,7 +195,7 @@ async def running(
 class _Pipes:
     """The streams of a program, read and written by the event loop.
 
-    Not with `connect_read_pipe`: uvloop's closes the descriptor twice, and the second time it may be another
+    Does not use `connect_read_pipe`: uvloop's closes the descriptor twice, and the second time it may be another
     thread's file (https://github.com/MagicStack/uvloop/issues/763).
     """
 
@@ -214,7 +214,7 @@ class _Pipes:
         self.close_theirs()
 
     def reading_into(self, content: bytearray, check: Callable[[], None]) -> int:
-        """Return the end of a pipe for the program. What it writes is appended to the content, and then checked."""
+        """Return the program's end of a pipe. Its output is appended to the content, and then checked."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._theirs.append(writing)
@@ -223,7 +223,7 @@ class _Pipes:
         return writing
 
     def writing(self, content: bytes | None) -> int:
-        """Return the end of a pipe for the program, from which it reads the content; None is `/dev/null`."""
+        """Return the program's end of a pipe from which it reads the content; None is `/dev/null`."""
         if content is None:
             self._theirs.append(os.open(os.devnull, os.O_RDONLY))
             return self._theirs[-1]
@@ -235,12 +235,12 @@ class _Pipes:
         return reading
 
     def close_theirs(self) -> None:
-        """Close the program's ends, which it has by now."""
+        """Close the program's ends, which the program has inherited."""
         while self._theirs:
             os.close(self._theirs.pop())
 
     def drain(self) -> None:
-        """Read what the pipes still hold."""
+        """Read the rest of the pipes' contents."""
         for handle in [*self._reading]:
             while handle in self._reading and self._read(handle):
                 pass
@@ -295,7 +295,7 @@ class _Keeper:
         with theirs:
             streams: list[Any] = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
             streams += [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2)]
-            # Not `subprocess`, which expects this process to wait for its end.
+            # Not `subprocess`, which would expect this process to wait for it.
             self._pid = os.posix_spawn(_COMMAND[0], [*_COMMAND, "serve"], environment, file_actions=streams)
         atexit.register(self.close)
 
@@ -304,7 +304,7 @@ class _Keeper:
         socket.send_fds(self._control, [b" "], handles)
 
     def close(self) -> None:
-        """Let the process go; it waits for the end of the programs that it has."""
+        """Release the process, which waits for the end of its programs."""
         self._control.close()
         if self.owner == os.getpid():
             with suppress(ChildProcessError):
@@ -316,7 +316,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _keep(handles: Sequence[int]) -> None:
-    """Hand a program over to this process's keeper. Start a keeper if there is none, or if it was killed."""
+    """Hand a program over to this process's keeper; start a keeper for the first program, or if it was killed."""
     global _keeper
     with _one_at_a_time:
         if _keeper is not None:

@@ -1,12 +1,12 @@
-"""Processes that an earlier process of Holdfast left in a workspace: found and ended before the workspace is restored.
+"""Finds and ends processes that an earlier process of Holdfast left in a workspace, before the workspace is restored.
 
-Programs end with Holdfast, see `keeper`. What still survives it was started by Python code of the user, on a system
-without namespaces and subreapers, or its guard was killed, too. Such a process would write into the restored workspace.
+Programs end with Holdfast, see `keeper`. A process may still survive if the user's Python code started it, if its guard
+was killed too, or on a system without namespaces and subreapers. It would write into the restored workspace.
 
-A process belongs to a workspace if its environment has it as `HOLDFAST_WORKSPACE`, or if its working directory is
-inside, or if such a process started it. Somebody may look at a workspace in a terminal. So by its working directory
-alone, a process with a terminal counts only if the process that started it has gone. This process, its ancestors and
-its descendants never count.
+A process belongs to a workspace if its environment names the workspace as `HOLDFAST_WORKSPACE`, if its working
+directory is inside, or if such a process started it. Somebody may look at a workspace in a terminal, so if nothing but
+the working directory speaks for it, a process with a terminal counts only if the process that started it has ended.
+This process, its ancestors and its descendants never count.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def end_survivors(workspace: Path) -> list[str]:
     """
     ended: dict[int, str] = {}
     deadline, pause = time.monotonic() + _END_SECONDS, 0.002
-    # A search misses a process whose parent starts it and ends meanwhile. If there are any, it is repeated.
+    # A search misses a process whose parent starts it and ends during the search, so it is repeated after a find.
     while (survivors := _survivors(str(workspace))) or (ended and (survivors := _survivors(str(workspace)))):
         names = ", ".join(map(str, survivors))
         if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ def _ancestors(pid: int, processes: dict[int, _Process]) -> Iterator[int]:
 
 
 def _is_seen(process: _Process, processes: dict[int, _Process]) -> bool:
-    """Tell a process in somebody's terminal from an orphan: it leads the session, or its parent is part of it."""
+    """Return True for a process in somebody's terminal: it leads the session, or its parent is part of it."""
     parent = processes.get(process.parent)
     led = process.pid == process.session
     return process.terminal and (led or (parent is not None and parent.session == process.session))
@@ -106,7 +106,7 @@ if os.path.isdir("/proc/self"):  # noqa: PTH112 - as below: pathlib would take a
             with suppress(OSError, ValueError):
                 pid = int(entry.name)
                 if mine not in (0, entry.stat().st_uid):
-                    continue  # another user's; nothing can be learned about it
+                    continue  # another user's, whose details are hidden
                 with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
                     # The name, in parentheses, may contain anything.
                     start, _, rest = file.read().rpartition(b")")

@@ -1,6 +1,6 @@
 """The conversation between a user and a target.
 
-`script`          the user's messages that are written in advance
+`script`          the user's messages from the eval file
 `turns`           the conversation as it grows
 `simulated_user`  the simulated user, a model or a function
 """

@@ -1,7 +1,7 @@
-"""The user's side of a conversation, as far as it is written in advance.
+"""The scripted side of a conversation: system message, history, prompt and follow-ups.
 
-System message, history, prompt and follow-ups; or, instead of follow-ups, the continuations of the prompt. Messages, in
-which there may be files, stand for history and prompt.
+Continuations of the prompt may replace the follow-ups, and messages, which may contain files, replace history and
+prompt.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Prompts(msgspec.Struct, frozen=True):
     contents: list[Content]
     """user messages: the prompt, then the follow-ups, which are texts"""
     continuations: tuple[Continuation, ...] = ()
-    """texts whose likelihood is asked for instead of a reply"""
+    """texts whose likelihoods are requested instead of a reply"""
     params: Mapping[str, Any] = MappingProxyType({})
-    """the row's own parameters of requests to a model"""
+    """the row's own request parameters"""
     files: tuple[Attachment, ...] = ()
     """files that messages name by their digests"""
 
@@ -61,7 +61,7 @@ class Script:
 
     @staticmethod
     def identity(spec: Eval) -> dict[str, Any]:
-        """Return the part of every generation key that describes the script. Keys that are not used are left out."""
+        """Return the script's part of every generation key. Keys that are not set are left out."""
         identity: dict[str, Any] = {"system": normal_form(spec.system)}
         if spec.prompt is not None:
             identity["prompt"] = normal_form(spec.prompt)
@@ -107,7 +107,7 @@ def _render_messages(messages: RowMessages, sample: Sample) -> list[Message]:
         raise _unfit(sample, f"cannot render messages: {error}") from error
     for part in parts_with_source(rendered):
         source = part.pop("source")
-        if (file := sample.files.get(source)) is None:  # of a row that is shown without its files
+        if (file := sample.files.get(source)) is None:  # a row that is shown without its files
             part["name"] = source[:80]
         else:
             part |= {"digest": file.digest, "media_type": file.media_type, "name": file.name}
@@ -115,7 +115,7 @@ def _render_messages(messages: RowMessages, sample: Sample) -> list[Message]:
 
 
 def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, ...]:
-    """Return the continuations that a row contains. They are used as written, never as templates."""
+    """Return a row's continuations, which are used as written, never as templates."""
     values = _evaluate(formula, sample, "continuations")
     if not isinstance(values, _LIST) or not values:
         raise _unfit(sample, f"continuations give {values!r:.80}, not a list of texts")
@@ -123,7 +123,7 @@ def evaluate_continuations(formula: str, sample: Sample) -> tuple[Continuation, 
 
 
 def _pair(value: Any, sample: Sample) -> Continuation:
-    """Return a continuation that has a context of its own, or none."""
+    """Return a continuation, which may have its own context."""
     if not isinstance(value, dict) or not value.keys() <= {"text", "context", "rolling"} or "text" not in value:
         raise _unfit(sample, f"a continuation is {value!r:.80}, not a text or a mapping with `text` and `context`")
     text, context, rolling = value["text"], value.get("context"), value.get("rolling", False)
@@ -135,7 +135,7 @@ def _pair(value: Any, sample: Sample) -> Continuation:
 
 
 def _evaluate_history(formula: str, sample: Sample) -> list[Message]:
-    """Return the messages that a row places before its prompt. They are used as written, never as templates."""
+    """Return a row's messages before its prompt, which are used as written, never as templates."""
     values = _evaluate(formula, sample, "history")
     if not isinstance(values, _LIST):
         raise _unfit(sample, f"history gives {values!r:.80}, not a list of messages")
@@ -155,7 +155,7 @@ def _evaluate_params(formula: str, sample: Sample) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise _unfit(sample, f"target.params_from gives {params!r:.80}, not a mapping")
     if (name := several_answers(params)) is not None:
-        problem = f"target.params_from gives `{name}`, which asks for several answers, of which one would count"
+        problem = f"target.params_from gives `{name}`, which asks for several answers, but only one would count"
         raise _unfit(sample, problem, "Write `trials:` in the eval file instead.")
     return params
 
@@ -177,7 +177,7 @@ def _render(template: Template, sample: Sample) -> str:
 
 
 def _evaluate_follow_ups(evaluate: Callable[[dict[str, Any]], Any], sample: Sample) -> list[str]:
-    """Return the follow-ups that a row contains. They are used as written, never as templates."""
+    """Return a row's follow-ups, which are used as written, never as templates."""
     try:
         texts = evaluate(sample.fields)
     except RENDER_ERRORS as error:

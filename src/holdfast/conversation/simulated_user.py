@@ -1,8 +1,8 @@
 """The simulated user: a model or a function that replies to the target, stops, or abstains.
 
-A model is asked for its decision as a JSON object; a plain text is what the user says next, and `STOP` alone ends the
-conversation. A decision in no such form is shown to the model once, as a mistake. Abstaining means that it cannot play
-its part. That says nothing about the target, so it is an error of the attempt.
+A model is asked for its decision as a JSON object. A plain text is the user's next message, and a text of nothing but
+`STOP` ends the conversation. A model that answers in another form is shown its mistake once. Abstaining means that the
+model cannot play its part, which is an error of the attempt, because it is not the target's fault.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.functions import Function, function_source, load_function, user_er
 from holdfast.spec.providers import identity_of_model
 from holdfast.spec.template import RENDER_ERRORS, Template, expression, normal_expression, normal_form
 from holdfast.store.records import Usage, content_text
+from holdfast.targets.model import Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _FORM = """\
 _DECODER: Final = json.JSONDecoder(strict=False)  # models break lines inside texts
 _OPENING: Final = re.compile(r'\{(?=\s*")')
 _MARKER: Final = re.compile(r"(?:\A|\n|[#\[<*]{1,3})\W*(?P<word>STOP|DONE|ABSTAIN)\W*\Z")
-"""alone, on the last line, or in marks such as `###STOP###` behind what the user says"""
+"""a whole reply, a last line, or a mark such as `###STOP###` after the user's message"""
 _SPEAKER: Final = re.compile(r"\A(?:\[user\]|user:)\s*", re.IGNORECASE)
 
 
@@ -75,12 +76,12 @@ class Player(Protocol):
         ...
 
     async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
-        """Return what the user does after a turn; raise AttemptError if that cannot be decided."""
+        """Return the user's action after a turn; raise AttemptError if it cannot be decided."""
         ...
 
 
 def responder_identity(spec: Eval) -> dict[str, Any] | None:
-    """Return the part of every generation key that describes the simulated user; None if there is none."""
+    """Return the simulated user's part of every generation key; None without a simulated user."""
     block = spec.responder
     if block is None:
         return None
@@ -96,7 +97,7 @@ def responder_identity(spec: Eval) -> dict[str, Any] | None:
 
 
 def build_player(spec: Eval) -> Player | None:
-    """Build the simulated user; None if there is none."""
+    """Build the simulated user, if the eval has one."""
     block = spec.responder
     if block is None:
         return None
@@ -169,7 +170,7 @@ class _FunctionPlayer:
             message = await self.function(offered)
         except AttemptError:
             raise
-        except Exception as error:  # raised by the user's code: an error of this trial, never of the run
+        except Exception as error:  # in the user's code: an error of this trial, never of the run
             raise user_error("agent", error, f"the responder raised {type(error).__name__}: {error}") from error
         if message is not None and not isinstance(message, str):
             raise AttemptError(
@@ -180,8 +181,6 @@ class _FunctionPlayer:
 
 class _ModelPlayer:
     def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
-        from holdfast.targets.model import Model  # imported late: few conversations have a simulated user
-
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _EndRules(block)
@@ -219,7 +218,7 @@ class _ModelPlayer:
             raise AttemptError(
                 "bad_reply",
                 f"the simulated user's reply {mistake}",
-                remedy="Use a model that follows the form it is asked for, or raise its params.max_tokens.",
+                remedy="Use a model that replies in the requested form, or raise its params.max_tokens.",
                 retry=False,  # it was asked twice already
                 usage=usage,
             ) from mistake
@@ -231,14 +230,14 @@ class _ModelPlayer:
 
 
 def _spoken(messages: list[Message]) -> Iterator[Message]:
-    """Yield the user's messages and the final answers, without the steps on the way to an answer."""
+    """Yield the user's messages and the final answers, without intermediate steps."""
     for message, after in pairwise([*messages, {"role": "user"}]):
         if message.get("role") == "user" or (message.get("role") == "assistant" and after.get("role") == "user"):
             yield message
 
 
 class Malformed(ValueError):
-    """A reply that is no decision; the message says why, and completes "the simulated user …"."""
+    """A reply that is not a decision; the message gives the reason, and completes "the simulated user …"."""
 
 
 def _decision(reply: Reply, usage: Usage) -> Decision:
@@ -250,7 +249,7 @@ def _decision(reply: Reply, usage: Usage) -> Decision:
 
 
 def read_decision(reply: Reply) -> str | None:
-    """Return what the user says next; None: the user stops. Raises Malformed, or AttemptError if it abstains."""
+    """Return the user's next message; None: the user stops. Raises Malformed, or AttemptError if the model abstains."""
     if (reason := describe_partial(reply.stop)) is not None:
         raise Malformed(reason)
     text = after_thoughts(reply.text).strip()

@@ -33,22 +33,17 @@ def messages_digest(
     trace: list[TraceStep] | None = None,
     value: Any = UNSET,
 ) -> str:
-    """Return the digest that ties grades to what graders may look at: messages, files, listed calls, trace, value."""
+    """Return the digest that ties grades to what graders see: messages, files, listed calls, trace, value."""
     listed = None if isinstance(calls, UnsetType) else calls
-    if value is not UNSET:
-        return digest_as_written([messages, files, listed, trace, value])
-    if trace:
-        return digest_as_written([messages, files, trace] if listed is None else [messages, files, listed, trace])
-    if listed is not None:
-        return digest_as_written([messages, files, listed])
-    return digest_as_written(messages if files is None else [messages, files])
+    values = [] if value is UNSET else [value]  # null is a value, too
+    return digest_as_written([messages, files, listed, trace or None, *values])
 
 
 class Conversation:
-    """The conversation of one trial up to now."""
+    """The conversation of one trial so far."""
 
     reply: Reply
-    """the last one; there is none before the first turn has ended"""
+    """the last reply; not set before the first turn has ended"""
 
     def __init__(
         self, prompts: Prompts, sample: Sample, trial: int, load: Callable[[str], bytes] | None = None
@@ -68,13 +63,13 @@ class Conversation:
         self.marks: list[Mark] = []
         """the ends of the turns"""
         self.trace: list[TraceStep] = []
-        """the target's inner steps of all turns, where it reported them"""
+        """the target's inner steps in all turns, if it reports them"""
         self.calls: list[ToolCall] | UnsetType = UNSET
-        """every tool call, where the messages do not contain them all"""
+        """every tool call, if the messages do not contain all of them"""
         self._listed: list[list[ToolCall] | UnsetType] = []
-        """by turn: its tool calls, where its messages do not contain them all"""
+        """by turn: its tool calls, if its messages do not contain all of them"""
         self.answer: AnswerClass = "whole"
-        """class of the first reply that is not whole: whatever follows it rests on it"""
+        """class of the first incomplete reply, on which all later turns build"""
         self.stopped = False
         """a checkpoint ended the conversation"""
 
@@ -109,7 +104,7 @@ class Conversation:
         )
 
     def end_turn(self, reply: Reply, seconds: float) -> None:
-        """Add the target's reply; `seconds` is how long the conversation has taken."""
+        """Add the target's reply; `seconds` is the duration of the conversation so far."""
         calls_unknown = reply.messages is None and isinstance(reply.calls, UnsetType)
         listed = [ToolCall(self.turns + 1, None)] if calls_unknown else reply.calls
         self._listed.append(listed)
@@ -137,7 +132,7 @@ class Conversation:
         )
 
     def _all_calls(self) -> list[ToolCall]:
-        """Return the calls of all turns, once those of one turn are listed beside its messages."""
+        """Return the calls of all turns, from their messages unless they are listed separately."""
         ends = [*(mark.end for mark in self.marks), len(self.messages)]
         every: list[ToolCall] = []
         for turn, (start, end, calls) in enumerate(zip([self.opening, *ends], ends, self._listed, strict=False), 1):
@@ -148,7 +143,7 @@ class Conversation:
 def _is_empty(reply: Reply) -> bool:
     """Return True if a reply has no text, tool calls or likelihoods, and was not made in a workspace.
 
-    What an agent leaves in its workspace is an answer, also if it says nothing.
+    Files in a workspace are an answer, even without text.
     """
     if reply.text.strip() or reply.files is not None:
         return False

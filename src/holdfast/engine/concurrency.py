@@ -1,33 +1,34 @@
-"""The number of trials in flight at once: a fixed maximum, or as many as the server keeps up with."""
+"""The number of trials in flight at once, and a suggestion to use more cores."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
+import msgspec
+
 START: Final = 8
 MAXIMUM: Final = 1024
 _GROWTH: Final = 1.1
-"""a round counts as better if it was this much faster than the best before"""
+"""a round counts as faster if it beats the best one by this factor"""
 _STRAY_SHARE: Final = 0.1
-"""up to this share of the recent replies, refusals say nothing about the number of requests in flight: gateways refuse
-single requests for reasons of their own, and a server that refuses few is asked less often already, since the refused
-requests wait"""
+"""share of recent replies up to which refusals are stray: gateways refuse single requests for reasons of their own, and
+refused requests wait, which already relieves the server"""
 _FEW: Final = 5
-"""refusals that are stray whatever their share"""
+"""refusals that are stray at any share"""
 _RECENT: Final = 100
-"""replies, or twice as many as may be in flight if that is more: older ones count half, then a quarter …"""
+"""number of recent replies, or twice the window if that is more; older ones count half, then a quarter …"""
 
 
 class Window:
-    """A limit that adapts.
+    """An adaptive limit of trials in flight.
 
     A rate limit reduces it by a fifth, at most once per second: requests that were already in flight belong to the
     same overload. Stray refusals and other failures leave it unchanged.
 
-    With a fixed maximum, the limit grows back by a quarter with every round, which is as many successes as the limit.
-    `auto` doubles the limit after every round that was faster than the best so far, until a round is not; from then on
-    it grows by a twentieth.
+    A round is as many successes as the limit. With a fixed maximum, the limit grows back by a quarter each round.
+    `auto` doubles the limit after each round that is faster than the best so far; after the first slower round, it
+    grows by a twentieth.
     """
 
     def __init__(self, concurrency: int | None) -> None:
@@ -43,7 +44,7 @@ class Window:
 
     @property
     def crowded(self) -> bool:
-        """True if the server refuses so many requests that there are too many of them."""
+        """True if the server refuses so many requests that the window is too large."""
         return self._refusals >= _FEW and self._refusals > _STRAY_SHARE * self._replies
 
     def _count_reply(self) -> None:
@@ -61,7 +62,7 @@ class Window:
                 self._end_round()
 
     def overloaded(self) -> None:
-        """Count a refusal, and shrink unless it is a stray one."""
+        """Count a refusal, and shrink unless refusals are stray."""
         self._refusals += 1
         self._count_reply()
         now = time.monotonic()
@@ -73,7 +74,7 @@ class Window:
             self._begin_round()
 
     def strained(self) -> None:
-        """Restart the round after another failure, which says nothing about speed."""
+        """Restart the round after any other failure, which distorts its speed."""
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -96,3 +97,51 @@ class Window:
         elif self._doubling:
             self._doubling = False
             self.limit = max(START, self.limit // 2)
+
+
+_SECONDS: Final = 10.0
+"""how long the process must have been busy"""
+_BUSY: Final = 0.9
+"""minimum share of a core for a process to count as busy: Python code uses at most one core"""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The load of a machine at one moment; clocks start anywhere."""
+
+    wall: float
+    """seconds"""
+    cpu: float
+    """seconds of CPU that this process has used"""
+    load: float
+    """processes that want to run, on average over the last minute"""
+    cores: int
+    """all cores of the machine"""
+    usable: float
+    """cores that this process may use"""
+
+
+class SpareCores:
+    """Suggests workers once, if they would help."""
+
+    def __init__(self) -> None:
+        self._before: Machine | None = None
+        self._suggested = False
+
+    def look(self, now: Machine) -> str | None:
+        """Return a suggestion if the process was busy since the last look, at least ten seconds ago."""
+        before = self._before
+        if before is not None and now.wall - before.wall < _SECONDS:
+            return None
+        self._before = now
+        if before is None or self._suggested:
+            return None
+        busy = (now.cpu - before.cpu) / (now.wall - before.wall)
+        idle = int(min(now.usable - busy, now.cores - max(now.load, busy)))
+        if busy < _BUSY or idle < 1:
+            return None
+        self._suggested = True
+        cores = "another core is" if idle == 1 else f"{idle} other cores are"
+        return (
+            f"this process uses a whole core, which limits the run, and {cores} idle. To use more of them, press "
+            f"Ctrl-C and run the same command with --workers {1 + idle}: it continues from here."
+        )

@@ -1,23 +1,28 @@
-"""The gate of an eval file: its baseline is looked up before a run begins, and its outcome is stored after it."""
+"""The gate of an eval file: its baseline is looked up before a run begins, and it is evaluated after the run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError, HoldfastError, Problem, UsageError
+from holdfast.report.compare import read_scores
+from holdfast.report.gate import Rules, check_gate, check_minima
+from holdfast.report.run_view import RunView
+from holdfast.spec.eval_schema import MAX_DROP
 from holdfast.store.catalog import find_run
+from holdfast.store.gate import Check, GateOutcome
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.eval import Eval
-    from holdfast.store.gate import Check, GateOutcome
+    from holdfast.store.gate import Check
     from holdfast.store.metrics import Metrics
 
 
 def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
-    """Return the run that the gate names; raise ConfigError if there is none, or it is not finished."""
+    """Return the run that the gate names; raise ConfigError if it does not exist or is not finished."""
     if spec.gate is None or spec.gate.baseline is None:
         return None
     name = spec.gate.baseline
@@ -36,23 +41,14 @@ def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
     raise refused
 
 
-def settle_gate(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> GateOutcome | None:
-    """Evaluate the gate of a finished run, and store the outcome with it."""
-    from holdfast.store.gate import GateOutcome
-
-    gate = None
-    if spec.gate is not None:
-        checks = _check(spec, rundir, metrics, runs_dir)
-        gate = GateOutcome(passed=all(check.passed for check in checks), baseline=spec.gate.baseline, checks=checks)
-    rundir.write_gate(gate)
-    return gate
+def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> GateOutcome:
+    """Check a finished run against the gate of its eval."""
+    assert spec.gate is not None
+    checks = _check(spec, rundir, metrics, runs_dir)
+    return GateOutcome(passed=all(check.passed for check in checks), baseline=spec.gate.baseline, checks=checks)
 
 
 def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list[Check]:
-    from holdfast.report.compare import read_scores
-    from holdfast.report.gate import Rules, check_gate, check_minima
-    from holdfast.report.run_view import RunView
-    from holdfast.spec.eval_schema import MAX_DROP
     from holdfast.store.gate import Check
 
     block = spec.gate

@@ -1,8 +1,8 @@
-"""Grading of each output as soon as it is on disk.
+"""Grade each output as soon as it is on disk.
 
-Instant graders run at once, unless they meet work that could take long. Graders that wait, for a judge, a user's
-function or such work, have workers and a short queue, so that a slow judge slows down generation instead of filling
-memory. A judge that is unavailable stops its own grading only: outputs are still generated, and are graded later.
+Instant graders run at once, unless a check could take long. Long checks, judges and users' functions have workers and a
+short queue: a slow judge slows down generation instead of filling memory. If a judge is unavailable, only its own
+grades are missing: outputs are still generated, and are graded later.
 """
 
 from __future__ import annotations
@@ -19,25 +19,33 @@ from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import refuse_unsure
-from holdfast.graders.slow_checks import SlowChecks
+from holdfast.graders.pool import SlowChecks
+from holdfast.graders.types import Case, SetVerdict
+from holdfast.plan.changes import format_count
+from holdfast.plan.keys import set_digest
+from holdfast.plan.plan import PendingTrial, check_sample
 from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow
-from holdfast.store.records import Grade, GradeStatus, to_microseconds, to_milliseconds
+from holdfast.store.blobs import Blobs
+from holdfast.store.index import read_output
+from holdfast.store.records import Grade, GradeStatus, Together, to_microseconds, to_milliseconds
 from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from typing_extensions import TypeIs
 
     from holdfast.engine.recorder import Recorder
     from holdfast.engine.retry import Retrier
-    from holdfast.graders.types import Case, InstantGrader, SetVerdict, Verdict, WaitingGrader
-    from holdfast.plan.plan import PendingTrial, Work
+    from holdfast.engine.session import Session
+    from holdfast.graders.types import InstantGrader, Verdict, WaitingGrader
+    from holdfast.plan.plan import Work
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.index import Index
+    from holdfast.store.records import Output
     from holdfast.store.refs import VerdictRef
 
 
@@ -55,7 +63,7 @@ class Grading:
         notice: Callable[[str], None],
         batch_width: int | None = None,
     ) -> None:
-        """`width` verdicts are asked for at once; where judges are asked in batches, `batch_width`."""
+        """At most `width` verdicts are asked for at once, or `batch_width` if judges are asked in batches."""
         self._graders = graders
         self._instant = [grader if _is_instant(grader) else None for grader in graders]
         self._work = work
@@ -68,7 +76,7 @@ class Grading:
         self._recorder = recorder
         self._notice = notice
         self.down: dict[int, Fault] = {}
-        """unavailable graders, and why they are"""
+        """unavailable graders, and why"""
         self._streaks = {
             number: Streak(proven=False)
             for number, grader in enumerate(graders)
@@ -78,15 +86,15 @@ class Grading:
         self._queue: asyncio.Queue[tuple[Case, PendingTrial, int]] = asyncio.Queue(maxsize=2 * self._width)
         self._elsewhere = SlowChecks()
         self._at_once = None if batch_width is None else asyncio.Semaphore(width)
-        """limits those who do not ask in batches"""
+        """limits graders that do not ask in batches"""
         for caveat in dict.fromkeys(filter(None, (getattr(grader, "caveat", None) for grader in graders))):
             notice(caveat)
         self._workers: list[asyncio.Task[None]] = []
         self._idle = 0
-        """workers that wait for something to do"""
+        """workers that wait for work"""
 
     async def grade(self, case: Case, pending: PendingTrial) -> None:
-        """Obtain the verdicts that an output lacks. Waits only if the judges are behind."""
+        """Obtain the verdicts that an output lacks. Waits only if the queue is full."""
         if not self._graders:
             return
         if pending.missing:
@@ -102,7 +110,7 @@ class Grading:
             if slots[number].turn is not None:
                 continue  # the checkpoint could not judge: the trial stays pending for it
             if self._graders[number].looks_at_all:
-                continue  # it is asked when all outputs are there
+                continue  # asked when all outputs exist
             grader = self._instant[number]
             if grader is not None and (record := self._check(grader, case, pending, number)) is not None:
                 self._recorder.grade(record)
@@ -140,7 +148,7 @@ class Grading:
             self._retrier.end_work()
 
     def disable(self, number: int, fault: Fault) -> None:
-        """Ask a grader no more, and say why."""
+        """Stop asking a grader, and report why."""
         if number not in self.down:
             self.down[number] = fault
             self._notice(f"grader {self.name(number)!r} is disabled; outputs are still recorded: {fault}")
@@ -155,7 +163,7 @@ class Grading:
         if not self._queue.full():
             self._queue.put_nowait(work)
             return
-        self._retrier.end_work()  # the judges may wait for a batch, which waits until nothing is at work
+        self._retrier.end_work()  # judges may wait for a batch, which is submitted only when nothing is at work
         try:
             await self._queue.put(work)
         finally:
@@ -185,7 +193,7 @@ class Grading:
         return stops
 
     async def _judge_for_trial(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return a verdict that a trial waits for. Meanwhile the judge is at work, and the trial is not."""
+        """Return a verdict that a trial waits for. Meanwhile only the judge counts as at work."""
         self._retrier.end_work()
         try:
             return await self._judge(case, pending, number)
@@ -197,7 +205,7 @@ class Grading:
         await self._queue.join()
 
     def halt(self) -> None:
-        """Forget the grades that are queued, which stay pending; those in progress are completed."""
+        """Drop queued grades, which stay pending, and complete the ones in progress."""
         while not self._queue.empty():
             self._queue.get_nowait()
             self._queue.task_done()
@@ -229,12 +237,12 @@ class Grading:
                 self._queue.task_done()
 
     def _turn_of(self, number: int) -> AbstractAsyncContextManager[None]:
-        """Limit how many graders work at once. Requests in a batch only wait, so many may."""
+        """Limit how many graders work at once, except those in batches, which only wait."""
         limited = self._at_once is not None and getattr(self._graders[number].block, "batch", None) is None
         return self._at_once if limited and self._at_once is not None else nullcontext()
 
     def _check(self, grader: InstantGrader, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return the verdict of an instant grader; None if it met work that could take long."""
+        """Return the verdict of an instant grader; None if its check could take long."""
         started = time.monotonic()
         try:
             if number in pending.panel.unsure:
@@ -251,7 +259,7 @@ class Grading:
         return self.record(case, pending, number, result, time.monotonic() - started)
 
     async def _judge(self, case: Case, pending: PendingTrial, number: int) -> Grade | None:
-        """Return the verdict of a grader that waits; None if it is unavailable, or may not be asked any more."""
+        """Return the verdict of a grader that waits; None if it is unavailable or the run is halted."""
         if self._retrier.halted:
             return None
         self._retrier.begin_work()
@@ -281,7 +289,7 @@ class Grading:
                 raise
 
         earlier = self._verdict(case, pending, number)
-        # Outputs that could not be judged before say nothing about others: if only such remain, each is still tried.
+        # An output that could not be judged before is no evidence of an outage: if only such remain, each is tried.
         streak = None if earlier is not None and earlier.status == "error" else self._streaks.get(number)
         try:
             # Retries and the time limit of turns are for graders that ask a service; the others have their own limits.
@@ -302,7 +310,7 @@ class Grading:
         return self.record(case, pending, number, result, time.monotonic() - started - deadline.in_batches)
 
     def _verdict(self, case: Case, pending: PendingTrial, number: int) -> VerdictRef | None:
-        """Return the verdict of a grader on an output, where there is one."""
+        """Return a grader's verdict on an output, if there is one."""
         slot = self._work.slots[number]
         if slot.votes:
             votes = [self._verdict(case, pending, vote) for vote in slot.votes]
@@ -351,7 +359,7 @@ class Grading:
 
 
 def _as_of(case: Case, turn: int | None) -> Case:
-    """Return the output as it was after a turn, so that it is graded alike during the conversation and later."""
+    """Return the output as it was after a turn: grades are the same during the conversation and later."""
     output = case.output
     if turn is None or isinstance(output.marks, UnsetType):
         return case
@@ -378,7 +386,7 @@ def _as_of(case: Case, turn: int | None) -> Case:
 
 
 def _passes(verdict: Verdict, threshold: float | None) -> bool:
-    """Return the grader's decision, or else apply the threshold. Reports apply the threshold wherever there is one."""
+    """Return the grader's decision, or else apply the threshold. Reports apply any threshold."""
     if verdict.passed is not None:
         return verdict.passed
     assert verdict.score is not None and threshold is not None
@@ -391,3 +399,95 @@ def _raised(error: Exception) -> AttemptError:
 
 def _is_instant(grader: InstantGrader | WaitingGrader) -> TypeIs[InstantGrader]:
     return hasattr(grader, "check")
+
+
+class Sets:
+    """Asks the graders that look at all outputs of a run together.
+
+    Such a grader is asked once every trial has an output; with `--accept-errors`, once nothing is left to run. Its
+    verdicts carry the digest of the outputs: if an output changes, the whole set is graded again. So it is after a
+    crash, or if one output could not be judged.
+    """
+
+    def __init__(self, session: Session, grading: Grading, recorder: Recorder, retrier: Retrier) -> None:
+        self._session = session
+        self._grading = grading
+        self._recorder = recorder
+        self._retrier = retrier
+        self._blobs = Blobs(session.rundir.files)
+
+    async def grade(self) -> None:
+        """Grade what the set graders have not graded yet, unless outputs are still missing."""
+        trials, index = list(self._trials()), self._session.index
+        lacking = sum(trial.output is None for trial in trials)
+        digest: str | None = None
+        for number in self._grading.set_graders:
+            members = [trial for trial in trials if trial.output is not None and number in trial.panel.graders]
+            if not any(self._lacks(trial, number) for trial in members):
+                continue
+            if lacking and not self._session.options.accept_errors:
+                self._session.notice(
+                    f"grader {self._grading.name(number)!r} looks at all outputs together: it is asked when "
+                    f"{format_count(lacking, 'more trial')} {'has' if lacking == 1 else 'have'} an output, or with "
+                    "--accept-errors"
+                )
+                continue
+            digest = digest or set_digest((key, ref.digest) for key, ref in index.outputs.items())
+            await self._grade(number, members, digest)
+
+    def _trials(self) -> Iterator[PendingTrial]:
+        identity, index = self._session.identity, self._session.index
+        survey, work = identity.survey, identity.work
+        for position, sample in enumerate(identity.dataset):
+            check_sample(sample, survey, position)
+            panel = survey.panels.panel_at(position)
+            for trial in range(1, work.trials + 1):
+                key = work.key(sample.asked, trial)
+                yield PendingTrial(sample, trial, key, index.outputs.get(key), (), panel)
+
+    def _lacks(self, trial: PendingTrial, number: int) -> bool:
+        assert trial.output is not None
+        work, verdicts = self._session.identity.work, self._session.index.verdicts
+        return number in work.missing(trial.key, trial.output, verdicts, trial.panel)
+
+    async def _grade(self, number: int, members: Sequence[PendingTrial], digest: str) -> None:
+        """Ask a grader about the outputs, and record its verdict on each."""
+        started, name = time.monotonic(), self._grading.name(number)
+        unsure = {trial.key: error for trial in members if (error := self._unsure(trial, number)) is not None}
+        asked = [trial for trial in members if trial.key not in unsure]
+        cases = {trial.key: Case(trial.sample, self._read(trial), self._blobs) for trial in members}
+        results: dict[str, Verdict | AttemptError] = {**unsure}
+        verdict = SetVerdict([])
+        try:
+            if asked:
+                verdict = await self._grading.ask_about_all(number, [cases[trial.key] for trial in asked])
+            results |= zip((trial.key for trial in asked), verdict.verdicts, strict=True)
+        except AttemptError as error:  # reported once, not for each output
+            self._retrier.failed(error, asked[0], name, started, final=True)
+            results |= dict.fromkeys((trial.key for trial in asked), error)
+        except Fault as fault:
+            self._grading.disable(number, fault)
+            return
+        else:
+            for trial in members:
+                if isinstance(result := results[trial.key], AttemptError):
+                    self._retrier.failed(result, trial, name, started, final=True)
+        judged = not any(isinstance(result, AttemptError) for result in results.values())
+        together = Together(digest, verdict.score, verdict.details) if judged else Together(digest)
+        for trial in members:
+            result = results[trial.key]
+            grade = self._grading.record(cases[trial.key], trial, number, result, time.monotonic() - started)
+            self._recorder.grade(replace(grade, together=together))
+
+    def _unsure(self, trial: PendingTrial, number: int) -> AttemptError | None:
+        """Return the error if it is unknown whether the grader looks at a row."""
+        if number in trial.panel.unsure:
+            try:
+                refuse_unsure(self._grading.block(number), trial.sample.fields)
+            except AttemptError as error:
+                return error
+        return None
+
+    def _read(self, trial: PendingTrial) -> Output:
+        assert trial.output is not None
+        return read_output(trial.output)

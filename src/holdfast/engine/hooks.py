@@ -1,8 +1,7 @@
-"""Hooks: programs of the user that run before and after a run and its trials. They are in no key.
+"""Run the user's programs before and after a run and its trials. They are in no key.
 
-Only hooks that run before can fail something: a trial whose `before_task` fails is an error and stays pending, and if
-the first ones all fail, the run stops; a failing `before_run` stops the run at once. When hooks run after, the results
-are on disk, and a failure is only a warning.
+A failing `before_run` stops the run. A failing `before_task` is an error of its trial, which stays pending; if the
+first ones all fail, the run stops. Hooks that run afterwards find the results on disk, so they can only warn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records the files that users' code reads, before any result that may depend on them is recorded."""
+"""Record the files that users' code reads, before any result that may depend on them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.functions.observing import reads, stamp_of
+from holdfast.functions.observing import exclude, reads, stamp_of
 from holdfast.plan.inputs import digest_now, extend_sources, is_excluded, relative
 from holdfast.store.inputs import Input, append_inputs, mend_inputs, read_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.engine.session import Session
     from holdfast.functions.observing import Read, Stamp
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.rundir import RunDir
 
 _MOST: Final = 10_000
-"""files that are recorded; code that reads more has them named in the eval file"""
+"""maximum number of recorded files; more have to be named in the eval file"""
+
+
+def observe_inputs(session: Session) -> InputRecorder:
+    """Start to record the files that code reads, except in the folder of the runs."""
+    exclude(session.options.runs_dir)
+    return InputRecorder(session.identity, session.rundir, session.journals, session.notice)
 
 
 class InputRecorder:
@@ -27,9 +34,9 @@ class InputRecorder:
     def __init__(self, identity: RunIdentity, rundir: RunDir, folder: Path, notice: Callable[[str], None]) -> None:
         self._identity, self._folder, self._notice = identity, folder, notice
         self._place = 0
-        """how many of the reads of this process were looked at"""
+        """number of this process's reads that were examined"""
         self._sources = [(files, set(files)) for files in identity.code.values()]
-        """of each part: files whose content is in its key, and these with modules that they imported unseen"""
+        """by part: files whose content is in its key, and those with the modules that they import dynamically"""
         mend_inputs(folder)
         self._lines = set[Input]()
         for each in read_inputs(rundir):
@@ -88,8 +95,8 @@ class InputRecorder:
             return Input(source, path, "", product=True)
         if len(versions) == 2:
             self._say_once(
-                f"{path} changed while the eval was running, and {source} read it: the same command does again what "
-                f'depends on it. If it is no input, write `files: ["!{path}"]`.'
+                f"{path} changed while the eval was running, and {source} read it: the same command repeats what "
+                f'depends on it. If it is not an input, write `files: ["!{path}"]`.'
             )
         size, mtime = (0, 0) if read.stamp is None else read.stamp[:2]
         return Input(source, path, digest, size, mtime)
@@ -101,5 +108,5 @@ class InputRecorder:
 
     def _say_full(self, source: str) -> None:
         self._say_once(
-            f"{source} reads more than {_MOST:,} files: further ones are part of no key. Name them under `files:`."
+            f"{source} reads more than {_MOST:,} files: the others are part of no key. Name them under `files:`."
         )

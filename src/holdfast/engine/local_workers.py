@@ -1,8 +1,8 @@
-"""Starts, monitors and stops worker processes on this machine.
+"""Start, monitor and stop worker processes on this machine.
 
-They are the same processes as on a cluster. Each reads its standard input and drains when that ends, so that no worker
-outlives this process, however it ends. A worker that is killed is replaced by one with its name, which continues its
-work; after three in a row that recorded nothing, as when some trial crashes every worker, it no longer is.
+They are the same processes as on a cluster. Each worker drains when its standard input ends, so none outlives this
+process, however it dies. A killed worker is replaced by one of the same name, which continues its work, unless three in
+a row recorded nothing, as when some trial crashes every worker.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.ended import Ended, describe_stopping, read_stopping
+from holdfast.engine.options import WORKER, Ended, describe_stopping, read_stopping
 from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
 from holdfast.errors import Fault, Interrupted
 from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places, place_name
-from holdfast.plan.plan import estimate_graded, make_plan
+from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.outcome import Outcome
+from holdfast.report.so_far import count_trials
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from holdfast.engine.worker import SharedRun
     from holdfast.spec.eval import Eval
 
-WORKER: Final = "HOLDFAST_WORKER"
-"""the variable by which a worker, and whatever it imports or starts, knows which one it is"""
 _LOOK_SECONDS: Final = 0.25
 _LAST_WORDS_SECONDS: Final = 5.0
 _MOST_IDLE_DEATHS: Final = 3
@@ -63,10 +62,10 @@ def run_workers(spec: Eval, options: Options, count: int, display: Display) -> O
 
 
 class _LocalWorkers:
-    """Worker processes on this machine, running from the moment this is made."""
+    """Worker processes on this machine, started at construction."""
 
     def __init__(self, shared: SharedRun, count: int, display: Display, flags: tuple[str, ...]) -> None:
-        """Start so many workers, with these further flags."""
+        """Start `count` workers with additional flags."""
         self._flags = flags
         self._identity, self._rundir, self._plan = shared
         self._display = display
@@ -74,20 +73,20 @@ class _LocalWorkers:
         reader = self._rundir.read_index()
         reader.index.reserve(self._plan.total, len(self._identity.work.slots))
         self._follower, self._followed = Follower(self._rundir, reader), reader.index
-        """the records of the run, as far as they were read while the workers ran"""
+        """the records of the run that were read so far"""
         self._ended: list[Ended] = []
         self._abandon_hint = "; Ctrl-C again to abandon them"
         self._signal_sent: int | None = None
-        """the signal that this process got, and passed on"""
+        """the signal that this process received and passed on"""
         self._in_flight: dict[str, int] = {}
-        """by worker that is asked to finish: requests that it waits for"""
+        """by worker that was asked to finish: its requests in flight"""
         self._count_until: float | None = None
-        """by the monotonic clock: when to say how many they are; None: there is nothing to say"""
+        """when to report their sum, by the monotonic clock; None: there is nothing to report"""
         self._given_up: set[str] = set()
-        """workers that are not replaced any more"""
+        """workers that are no longer replaced"""
         self._readers: list[threading.Thread] = []
         self._deaths = {f"w{number}": (0, self._recorded(f"w{number}")) for number in range(1, count + 1)}
-        """by worker: how many of that name were killed in a row without recording anything, and its bytes since then"""
+        """by worker: how many of its name were killed in a row without recording anything, and its bytes by then"""
         self._workers = [self._start(worker) for worker in self._deaths]
 
     def _start(self, worker: str) -> subprocess.Popen[bytes]:
@@ -100,7 +99,7 @@ class _LocalWorkers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C reaches this process alone, which passes it on
+            start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
         )
         for reader in (self._relay_stderr, self._read_ending):
             self._readers.append(threading.Thread(target=reader, args=(worker, process), daemon=True))
@@ -108,7 +107,7 @@ class _LocalWorkers:
         return process
 
     def _recorded(self, worker: str) -> int:
-        """Return how many bytes of results a worker, and others of its name before it, have recorded."""
+        """Return how many bytes of results a worker and its predecessors of the same name have recorded."""
         folders = [self._rundir.workers / worker, *self._rundir.workers.glob(f"{worker}+*")]
         paths = [folder / f"{name}.jsonl" for folder in folders for name in ("outputs", "grades", "steps")]
         return sum(map(journal_size, paths))
@@ -116,14 +115,14 @@ class _LocalWorkers:
     def _replace_killed(self) -> bool:
         """Replace workers that were killed; return False once none is left.
 
-        Each one is asked: until then a worker that died is a zombie, and the others cannot take its lease over.
+        Every worker is polled: a dead one is a zombie until then, and the others cannot take over its lease.
         """
         for number, worker in enumerate(self._deaths):
             process = self._workers[number]
             code = process.poll()
             if code is None or code >= 0 or self._signal_sent is not None or worker in self._given_up:
                 continue
-            if -code in (signal.SIGINT, signal.SIGTERM):  # somebody asked this one to stop
+            if -code in (signal.SIGINT, signal.SIGTERM):  # somebody stopped this worker
                 self._given_up.add(worker)
                 continue
             idle, before = self._deaths[worker]
@@ -191,8 +190,7 @@ class _LocalWorkers:
                     for new_lines in self._follower.follow():
                         for name, line in new_lines:
                             self._show(name, line.head, progress)
-                progress.outputs = min(plan.total, len(index.outputs))
-                progress.graded = min(progress.outputs, estimate_graded(index, graders_per_trial))
+                _, progress.outputs, progress.graded = count_trials(index, plan.total, graders_per_trial)
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):
@@ -269,7 +267,7 @@ class _LocalWorkers:
         for reader in self._readers:
             reader.join(_LAST_WORDS_SECONDS)
         identity, rundir = self._identity, self._rundir
-        options = replace(options, fresh=False, retry_failed=False)  # they were about the run as it was before
+        options = replace(options, fresh=False, retry_failed=False)  # they applied to the run as it was at the start
         if (finished := finished_outcome(identity, rundir, options)) is not None:
             return self._with_totals(finished)
         reason: Reason | None = next((ended.reason for ended in self._ended if ended.reason is not None), None)
@@ -277,7 +275,7 @@ class _LocalWorkers:
             reason = Interrupted(self._signal_sent)
         codes = [worker.returncode for worker in self._workers]
         if reason is None and not {1, 3} & set(codes) and (any(codes) or not options.skip_graders):
-            # No worker reports that it wrote the report, or why there is none.
+            # No worker says that it wrote the report, or why not.
             if (finished := self._finish(options)) is not None:
                 return self._with_totals(finished)
             reason = Fault(
@@ -299,7 +297,7 @@ class _LocalWorkers:
         )
 
     def _finish(self, options: Options) -> Outcome | None:
-        """Write the report if all chunks are done; None where there is no report in the end."""
+        """Write the report if all chunks are done; None if there is no report in the end."""
         identity, rundir = self._identity, self._rundir
         _, claim_round, folder = shared_eval(rundir)
         if not Claims(folder, len(claim_round.chunks), "", rundir).all_done:
@@ -308,7 +306,7 @@ class _LocalWorkers:
         return outcome if outcome.finisher is None else finished_outcome(identity, rundir, options)
 
     def _with_totals(self, outcome: Outcome) -> Outcome:
-        """Add what all workers spent, and what failed, to the outcome of the one that wrote the report."""
+        """Add what all workers spent, and what failed, to the outcome of the worker that wrote the report."""
         failures = gather_failures(self._rundir, self._identity, self._followed, None)
         wall = time.monotonic() - self._started
         return replace(outcome, already=False, spent=self._followed.spent, failures=failures, wall=wall)

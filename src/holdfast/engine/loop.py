@@ -1,4 +1,4 @@
-"""The loop that keeps a window of trials in flight.
+"""Keep a window of trials in flight.
 
 There are no batches and no barriers: a coroutine takes the next trial as soon as its last one is on disk. Its place in
 the window is occupied until the output is synced, so that a kill repeats at most the requests that were in flight.
@@ -16,46 +16,55 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.containment.cores import usable_cores
 from holdfast.data.dataset import dataset_changed
 from holdfast.display.format import rate_limit_text
-from holdfast.engine.brake import Brake, Halted
-from holdfast.engine.budget import Budget
-from holdfast.engine.concurrency import Window
-from holdfast.engine.ended import describe_stopping
-from holdfast.engine.grading import Grading
+from holdfast.engine.brake import Brake, Budget, Halted
+from holdfast.engine.concurrency import Machine, SpareCores, Window
+from holdfast.engine.grading import Grading, Sets
+from holdfast.engine.options import describe_stopping
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
-from holdfast.engine.sources import Supply
-from holdfast.engine.spare_cores import Machine, SpareCores
 from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
+from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.spec.grader_schema import is_judge
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import Secrets, secret_variables
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
+from holdfast.store.batches import BatchStore
 from holdfast.store.journal import Journal
 from holdfast.targets.asking import REPLY_BYTES
 from holdfast.targets.concurrency import FIXED, concurrency_of
-from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from holdfast.conversation.simulated_user import Player
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.inputs import InputRecorder
     from holdfast.engine.session import Session
+    from holdfast.export.live import LiveExporter
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
     from holdfast.targets.batches import Batches
     from holdfast.targets.types import Target
 
+_ELSEWHERE: Final = {
+    "hooks": "holdfast.engine.hooks:Hooks",
+    "inputs": "holdfast.engine.inputs:observe_inputs",
+    "containment": "holdfast.containment.program:find_kind",
+    "isolation": "holdfast.containment.program:requested_kind",
+    "batches": "holdfast.targets.batches:Batches",
+}
+"""what most runs do without"""
 BATCH_WINDOW: Final = 50_000
 """trials that may wait for batches at once"""
 _LOOK_SECONDS: Final = 0.25
@@ -64,6 +73,34 @@ _PATIENCE_SECONDS: Final = 10.0
 """how long a rate limit may last before it is reported"""
 _GRACE_SECONDS: Final = 10.0
 """grace period for in-flight trials after a fatal fault"""
+
+
+class Supply:
+    """The trials of a process that has the run to itself."""
+
+    def __init__(self, trials: Iterator[PendingTrial]) -> None:
+        self._trials = trials
+        self.arrived: Callable[[], None] = lambda: None
+        """called when trials have arrived"""
+
+    def next(self) -> PendingTrial | None:
+        """Return the next trial; None if no trial is available at the moment."""
+        return next(self._trials, None)
+
+    def ended(self, pending: PendingTrial) -> None:
+        """Note that a trial is on disk, or given up."""
+
+    @property
+    def settled(self) -> bool:
+        """True if no more trials are about to arrive."""
+        return True
+
+    async def more(self, brake: Brake) -> bool:
+        """Wait for more trials while none is in flight; return False if none will come or the brake is pulled."""
+        return False
+
+    async def close(self) -> None:
+        """Release what was not started."""
 
 
 class Loop:
@@ -105,42 +142,37 @@ class Loop:
         self._opening: asyncio.Task[None] | None = None
         self._hooks: Hooks | None = None
         if session.generates and self._spec.hooks is not None:
-            from holdfast.engine.hooks import Hooks  # which few evals need
-
-            self._hooks = Hooks(self._spec.hooks, self._spec, session.warn)
+            self._hooks = load_reference(_ELSEWHERE["hooks"])(self._spec.hooks, self._spec, session.warn)
         self.faults: list[Fault] = []
         """why graders became unavailable"""
 
     def _batch_window(self) -> int | None:
-        """Return how many trials may be in flight where they wait for batches; None where they do not.
+        """Return how many trials may be in flight if they wait for batches; None if they do not.
 
-        A budget is checked when a trial starts. So that it can be kept, no more start than fit into one batch.
+        A budget is checked when a trial starts. To keep it, no more trials start than fit into one batch.
         """
         target, limits = self._spec.target, self._spec.limits
         if not isinstance(target, ModelTarget) or target.batch is None or not self._session.generates:
             return None
         prepared = self._spec.hooks is not None and self._spec.hooks.before_task
         if prepared or any(tool.mcp is not None and tool.per == "trial" for tool in target.tools):
-            return FIXED  # each trial starts processes of its own
+            return FIXED  # each trial starts its own processes
         budget = limits.max_cost is not None or limits.token_budget is not None
         return min(BATCH_WINDOW, target.batch.size or BATCH_WINDOW) if budget else BATCH_WINDOW
 
     def _input_recorder(self) -> InputRecorder | None:
-        """Return what records the files that code of the user reads; None if no such code was loaded."""
+        """Return the recorder of files that users' code reads; None if no such code is loaded."""
         session = self._session
         if "holdfast.functions.observing" not in sys.modules or not session.identity.code:
             return None
-        from holdfast.engine.inputs import InputRecorder
-        from holdfast.functions.observing import exclude
-
-        exclude(session.options.runs_dir)
-        return InputRecorder(session.identity, session.rundir, session.journals, session.notice)
+        recorder: InputRecorder = load_reference(_ELSEWHERE["inputs"])(session)
+        return recorder
 
     async def run(self) -> None:
         """Work until nothing is left or the brake is pulled. All results are on disk when this returns."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._source.close)  # last: the next owner of a chunk reads what is on disk
-            for exporter in self._session.live_exporters():
+            for exporter in self._live_exporters():
                 exporter.start()
                 stack.push_async_callback(asyncio.to_thread, exporter.close)  # after the journal has been closed
             journal = Journal(
@@ -214,23 +246,28 @@ class Loop:
         if self._crash is not None:
             raise self._crash
 
+    def _live_exporters(self) -> list[LiveExporter]:
+        """Return the exporters that follow this process's work. With several workers, they follow from outside."""
+        session = self._session
+        if session.worker is not None or not session.generates:
+            return []
+        return live_exporters(session.identity, session.rundir, session.warn)
+
     async def _more(self) -> bool:
-        """Wait for trials; return False if none come. Some may have started before the run was stopped meanwhile."""
+        """Wait for trials; return False if none come and none is in flight."""
         return (not self.brake.pulled and await self._source.more(self.brake)) or bool(self._workers)
 
     def _start(self, watcher: Coroutine[Any, Any, None], stack: AsyncExitStack) -> asyncio.Task[None]:
-        """Start what runs beside the trials, until the run is over."""
+        """Start a background task, which is cancelled when the run is over."""
         task = asyncio.create_task(watcher)
         task.add_done_callback(self._ended)
         stack.callback(task.cancel)
         return task
 
     async def _grade_sets(self, recorder: Recorder, retrier: Retrier) -> None:
-        """Ask the graders that look at all outputs together; of several workers, the one that finishes the run does."""
+        """Ask the graders that look at all outputs together, unless another process finishes the run."""
         if self.brake.pulled or self._session.worker is not None or not self._grading.set_graders:
             return
-        from holdfast.engine.sets import Sets  # which few evals need
-
         task = asyncio.create_task(Sets(self._session, self._grading, recorder, retrier).grade())
         self._workers.add(task)  # an interruption cancels it
         task.add_done_callback(self._workers.discard)
@@ -273,17 +310,15 @@ class Loop:
         return not self.brake.pulled
 
     async def _report_containment(self) -> None:
-        """Say what ends the processes of programs, if this process starts programs."""
+        """Report how the processes of programs are ended, if this process starts programs."""
         target = self._spec.target
         programs = [getattr(target, "command", None), getattr(target, "agent", None), self._hooks]
         programs += [tool.mcp.command for tool in getattr(target, "tools", ()) if tool.mcp is not None]
         if not any(programs):
             return
-        from holdfast.containment.program import find_kind, requested_kind  # which few evals need
-
-        kind = await find_kind()
+        kind = await load_reference(_ELSEWHERE["containment"])()
         self._session.log.write(f"programs contained by {kind}")
-        if kind != "pid" and requested_kind() == "auto":
+        if kind != "pid" and load_reference(_ELSEWHERE["isolation"])() == "auto":
             self._session.notice(
                 "this system allows no PID namespaces, so the processes of programs are "
                 + ("looked for and killed after them" if kind == "reaper" else "killed with their process group only")
@@ -291,16 +326,13 @@ class Loop:
             )
 
     def _make_batches(self, target: Target | None) -> Batches | None:
-        """Return what makes requests in batches, if a part of the run does so, or did so before."""
+        """Return the batches of the run, if it asks in batches or did so before."""
         session = self._session
         blocks = [*([] if target is None else [self._spec.target]), *(grader.block for grader in self._graders)]
         asked = any(getattr(block, "batch", None) is not None for block in blocks)
         if not asked and not session.rundir.has_batches:
             return None
-        from holdfast.store.batches import BatchStore  # which few runs need
-        from holdfast.targets.batches import Batches
-
-        return Batches(
+        batches: Batches = load_reference(_ELSEWHERE["batches"])(
             BatchStore(session.rundir, session.journals),
             notice=session.notice,
             held=session.lease.still_held,
@@ -311,6 +343,7 @@ class Loop:
             live_limit=self._grades_at_once,
             forget=session.options.again,
         )
+        return batches
 
     async def _close(self, part: Target | Player | Grader) -> None:
         """Close a part. All results are on disk by then, so a failure is only reported."""
@@ -319,7 +352,7 @@ class Loop:
         except Exception as error:
             self._session.warn(f"{error if isinstance(error, HoldfastError) else repr(error)}")
         for message in getattr(part, "final_notices", ()):
-            if message not in self._final_notices:  # votes of one judge have the same
+            if message not in self._final_notices:  # votes of one judge share them
                 self._final_notices.add(message)
                 self._session.notice(message)
 
@@ -360,8 +393,8 @@ class Loop:
     def _admit(self) -> None:
         """Start a worker if the window has room; it starts the next one.
 
-        Each is started in an iteration of the event loop of its own, so that the first request is sent before the
-        last trial of the window is prepared.
+        Each starts in its own iteration of the event loop, so the first request is sent before the last trial of the
+        window is prepared.
         """
         if len(self._workers) < self._window.limit and (pending := self._next()) is not None:
             worker = asyncio.create_task(self._work(pending))
@@ -405,7 +438,7 @@ class Loop:
     def _next(self) -> PendingTrial | None:
         """Return the next trial, which counts as in flight from now on: a batch waits for trials that are starting.
 
-        Return None if there is none, or the run is stopping.
+        Return None if no trial is available, or the run is stopping.
         """
         if self._stopping():
             return None
@@ -425,7 +458,7 @@ class Loop:
         return self.brake.pulled
 
     def _calls_stopped(self) -> bool:
-        """Check the budget; return True if no call may start any more, also inside a trial."""
+        """Check the budget; return True if no call may start, not even inside a trial."""
         self._check_budget()
         return self.brake.halted or isinstance(self.brake.reason, BudgetReached)
 
@@ -458,7 +491,7 @@ class Loop:
                 faulted = faulted or time.monotonic()
                 if time.monotonic() - faulted > _GRACE_SECONDS:
                     self.interrupt(self.brake.reason)  # they would fail in the same way, or never end
-                    faulted = time.monotonic()  # not again at once: they may be closing resources
+                    faulted = time.monotonic()  # give them time to close their resources
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _report_rate_limits(self) -> None:
@@ -469,13 +502,13 @@ class Loop:
                 self._session.notice(f"{rate_limit_text(where, limited)}. The run continues when the server answers.")
 
     def _report_partial_answers(self) -> None:
-        """Say once that answers are not whole, as soon as one is: the run may have to be stopped and corrected."""
+        """Report once that answers are not whole: the user may want to stop the run and correct it."""
         if not self._partial_reported and (described := describe_answers(self.progress.kinds)) is not None:
             self._partial_reported = True
             self._session.notice(f"so far {described}")
 
     def _suggest_workers(self) -> None:
-        """Suggest workers where this process has the run to itself and is its limit."""
+        """Suggest workers if this process has the run to itself and limits its speed."""
         if self._session.worker is not None or not self._session.generates:
             return
         cores = os.cpu_count() or 1
@@ -507,7 +540,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
     async def main() -> Loop:
         loop, events = Loop(session, source), asyncio.get_running_loop()
 
-        # Called between any two steps of Python code, so they only leave a note.
+        # Called between any two bytecodes, so they only schedule the work.
         def finish(number: int) -> None:
             hint = "; Ctrl-C again to abandon them" if number == signal.SIGINT else ""
             events.call_soon_threadsafe(loop.finish, Interrupted(number), hint)
@@ -523,7 +556,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
 
     _allow_many_connections()
     thresholds = gc.get_threshold()
-    # A run makes few cycles and keeps much: collecting garbage as often as by default costs a tenth of the time.
+    # A run makes few cycles and keeps much: the default thresholds of garbage collection cost a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
     try:
@@ -534,7 +567,7 @@ def run_loop(session: Session, source: Supply | None = None) -> Loop:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files: each request in flight is one, and the usual soft limit is 1,024."""
+    """Raise the limit of open files: each request in flight needs one, and the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < limit:

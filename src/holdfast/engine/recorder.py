@@ -1,4 +1,4 @@
-"""Records go to disk first, and only then to the index, the progress and the display."""
+"""Write records: to disk first, then to the index, the progress and the display."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Recorder:
         inputs: InputRecorder | None = None,
         secrets: Secrets | None = None,
     ) -> None:
-        """`inputs` records what code of the user reads, if the eval has any that runs in this process."""
+        """`inputs` records what users' code reads, if any runs in this process."""
         self._journal = journal
         self.secrets = secrets or Secrets(environ={})
-        """what no record may contain; replies are without it before they are used"""
+        """secrets that no record may contain; replies are cleaned before they are used"""
         self._inputs = inputs
         self._index = index
         self._progress = progress
@@ -66,12 +66,12 @@ class Recorder:
     async def step(self, record: Step) -> None:
         """Record a call of a trial; return when the record is on disk."""
         self._record_inputs()
-        await self._journal.write("steps", to_line(record))  # its response is without secrets
+        await self._journal.write("steps", to_line(record))  # its response was cleaned of secrets
         self._index.spent.add(record.usage)
         self._progress.step(record.kind)
 
     async def output(self, record: Output, *, usage_counted: bool) -> None:
-        """Record a finished trial; return when it is on disk. `usage_counted`: its calls were counted one by one."""
+        """Record a finished trial; return when it is on disk. `usage_counted`: its usage was counted call by call."""
         self._record_inputs()
         data = to_line(record)
         if MARK in data:
@@ -89,12 +89,12 @@ class Recorder:
         self._display.output(record)
 
     def _record_inputs(self) -> None:
-        """Record what code has read since the last time, so that no result is on disk before what it depends on."""
+        """Record what code has read since the last time: no result is on disk before its inputs."""
         if self._inputs is not None:
             self._inputs.flush()
 
     def _keep_output(self, record: Output, line: LineRef) -> None:
-        """Add an output to the index, in half the time if it is new and has nothing rare, as most are."""
+        """Add an output to the index, in half the time if it is new and has no rare field, like most."""
         outputs, usage, timing = self._index.outputs, record.usage, record.timing
         marks = () if isinstance(record.marks, UnsetType) else moments(record.marks, usage, timing.seconds)
         stopped_by = None if isinstance(record.stopped_by, UnsetType) else record.stopped_by
@@ -166,7 +166,7 @@ class Recorder:
         record = replace(record, message=self.secrets.hide(record.message), traceback=traceback)
         if record.where == "target":
             self._index.attempts[record.key] = record.attempt
-            self._index.note_failure(record.key, record.kind, math.inf)  # the last, whatever other clocks said
+            self._index.note_failure(record.key, record.kind, math.inf)  # later than any clock
         else:
             self._index.grader_attempts[record.key, record.where] = record.attempt
         if record.usage is not None:

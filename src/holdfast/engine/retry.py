@@ -1,33 +1,35 @@
 """Retries: time-outs, back-off by class of error, and detection of failures that hit every trial.
 
-A rate limit is not a failure: it uses up neither retries nor the trial's time, and is waited out however long it lasts.
+A rate limit is not a failure: it costs neither retries nor the trial's time, and is waited out however long it lasts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import UNSET
 
 from holdfast.engine.brake import Halted
-from holdfast.engine.time_limits import TimeLimits
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
 from holdfast.targets.asking import ASKER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from types import TracebackType
 
     from holdfast.engine.brake import Brake
     from holdfast.engine.concurrency import Window
     from holdfast.engine.recorder import Recorder
-    from holdfast.engine.time_limits import TimeLimit
     from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress
     from holdfast.spec.eval_schema import Limits
+
 
 T = TypeVar("T")
 
@@ -36,17 +38,17 @@ _LONGEST_DELAY: Final = 30.0
 _SHORTEST_PAUSE: Final = 0.05
 """minimum before the first retry, whatever the server asks for; it doubles while the server keeps refusing"""
 _STRAY_HASTE: Final = 4.0
-"""how much sooner a request is repeated that was refused once, by a server that answers nearly all others"""
+"""how much sooner to repeat a stray refusal, of a server that answers nearly all requests"""
 _ALIKE: Final = 20
-"""after so many refusals before the first success, or trials given up in a row, the run stops"""
+"""refusals before the first success, or trials given up in a row, that stop the run"""
 
-_jitter: Final = random.Random()  # noqa: S311 - spreads retries, decides nothing
+_jitter: Final = random.Random()  # noqa: S311 - only spreads retries
 
 
 def delay_before(retry: int, error: AttemptError) -> float:
     """Return the seconds before the nth retry: what the server asks for, else exponential, both with jitter.
 
-    A server that keeps refusing after the pause that it asked for is asked less and less often.
+    If the server keeps refusing after the pause that it asked for, pauses grow.
     """
     doubled = 2.0 ** min(retry - 1, 30)
     if error.retry_after is not None:
@@ -71,7 +73,7 @@ class Deadline:
 
 
 class _Asker:
-    """An attempt whose requests may be made in batches. Time in which it waits for a batch counts nowhere."""
+    """An attempt whose requests may be made in batches. Waiting for a batch does not count as its time."""
 
     def __init__(self, key: str, where: str, limit: TimeLimit, deadline: Deadline, progress: Progress) -> None:
         self.key = key
@@ -80,7 +82,7 @@ class _Asker:
         self._deadline = deadline
         self._progress = progress
         self._requests = 0
-        """that wait"""
+        """number of requests that wait for a batch"""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -107,7 +109,7 @@ class _Asker:
 
 
 class Streak:
-    """Counts failures in a row, to detect that all other trials would fail too."""
+    """Counts failures in a row, to detect failures that all other trials would share."""
 
     def __init__(self, *, proven: bool) -> None:
         self._given_up = 0
@@ -116,7 +118,7 @@ class Streak:
         """there was a success, in this process or an earlier one"""
 
     def classify(self, fault: Fault) -> AttemptError | Fault:
-        """Downgrade a 403 or 404 after a success: it is about one request (a filter, a missing page), not about all."""
+        """Downgrade a 403 or 404 after a success: it concerns one request (a filter, a missing page), not all."""
         if self._ever and fault.status in (403, 404):
             return AttemptError("bad_request", fault.message, status=fault.status, retry=False)
         return fault
@@ -182,7 +184,7 @@ class Retrier:
         """Ask the target. Its failures adjust the window, and can stop the run.
 
         An attempt that got further than the last one, by `progress`, has all its retries again. `timed` is False for a
-        call that has a time limit of its own.
+        call with its own time limit.
         """
         return self._retry(call, pending, "target", deadline, progress, timed=timed)
 
@@ -207,7 +209,7 @@ class Retrier:
 
     @property
     def halted(self) -> bool:
-        """True if no request may start any more."""
+        """True if no request may start."""
         return self._brake.halted
 
     def begin_work(self) -> None:
@@ -290,7 +292,7 @@ class Retrier:
 
     def _count_failure(self, error: AttemptError | Fault, pending: PendingTrial, final: bool) -> bool:
         """Count a failure in a row; return True if that stops the run."""
-        # Trials that failed before say nothing about others: if only such remain, the run could never end.
+        # Trials that failed before are no evidence of an outage: if only such remain, the run could never end.
         if isinstance(error, Fault) or self._recorder.failed_before(pending.key):
             return False
         fault = self._streak.failure(error, final, self._window.limit)
@@ -309,8 +311,8 @@ class Retrier:
         return None if retry > self._limits.retries or time.monotonic() + delay > deadline.at else delay
 
     def never_asked(self, error: AttemptError, pending: PendingTrial, started: float) -> None:
-        """Record that a trial failed before the target was asked. If the first ones all do, the run stops."""
-        self._count_failure(error, pending, final=False)  # later failures concern single rows
+        """Record that a trial failed before the target was asked. If the first trials all do, the run stops."""
+        self._count_failure(error, pending, final=False)  # later ones concern single rows
         self.failed(error, pending, "target", started, final=True)
 
     def failed(
@@ -354,3 +356,100 @@ class Retrier:
         return AttemptError(
             "timeout", "; ".join([f"no answer within {time.monotonic() - started:.0f} s ({which})", *notes])
         )
+
+
+_PRECISION: Final = 0.001
+"""of uvloop's clock, in seconds: timers may fire this early"""
+
+
+class TimeLimits:
+    """The time limits of all attempts in one event loop, with a single timer.
+
+    asyncio.timeout() makes a timer for each attempt, which takes several times as long as everything here. The meaning
+    is the same: the task is cancelled, and the cancellation becomes a TimeoutError at the end of the block.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._limits: set[TimeLimit] = set()
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = math.inf
+        """the earliest limit, or an earlier one that was lifted"""
+
+    def at(self, when: float | None) -> TimeLimit:
+        """Return a block that is cancelled at a time, or with None only by `expire`."""
+        return TimeLimit(self, when)
+
+    def enforce(self, limit: TimeLimit) -> None:
+        """Begin to watch a limit, or note that it has changed."""
+        if limit.when is None:
+            self._limits.discard(limit)
+            return
+        self._limits.add(limit)
+        if limit.when < self._timer_at:
+            self._set_timer(limit.when)
+
+    def lift(self, limit: TimeLimit) -> None:
+        """Stop watching a limit."""
+        self._limits.discard(limit)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self.loop.call_at(when, self._look), when
+
+    def _look(self) -> None:
+        """Cancel blocks that are over their limits, and set the timer for the next one."""
+        self._timer, self._timer_at = None, math.inf
+        now = self.loop.time() + _PRECISION
+        for limit in [limit for limit in self._limits if limit.when is not None and limit.when <= now]:
+            self._limits.discard(limit)
+            limit.expire()
+        if self._limits:
+            self._set_timer(min(limit.when for limit in self._limits if limit.when is not None))
+
+
+class TimeLimit:
+    """A block with a time limit, for `with`."""
+
+    __slots__ = ("_cancelling", "_expired", "_limits", "_task", "when")
+
+    def __init__(self, limits: TimeLimits, when: float | None) -> None:
+        self._limits = limits
+        self.when = when
+        """by the clock of the event loop; None: it is suspended"""
+        self._expired = False
+
+    @property
+    def expired(self) -> bool:
+        """True if the block was cancelled."""
+        return self._expired
+
+    def reschedule(self, when: float | None) -> None:
+        """Move the limit, or suspend it with None."""
+        if not self._expired:
+            self.when = when
+            self._limits.enforce(self)
+
+    def expire(self) -> None:
+        """Cancel the block."""
+        if not self._expired:
+            self._expired = True
+            self._limits.lift(self)
+            self._task.cancel()
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task(self._limits.loop)
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._limits.enforce(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._limits.lift(self)
+        # A simultaneous cancellation from elsewhere, such as Ctrl-C, is not a time-out.
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error

@@ -1,14 +1,19 @@
-"""One entry to a run.
+"""A run that this process works on, and three ways to take it.
 
-    with open_run(spec, options, display) as run:
-        outcome = run.finished or run.complete()
+    with open_session(Alone(identity, options), display) as run:
+        ...
 
-`open_run` identifies the run, checks all that can be checked before anything is written, takes the run's lease, and
-reads what the run and other runs have already done. Inside the block, `run.plan` says what is left; `run.complete`
-does it and writes the report. Leaving the block releases the lease.
+`open_session` checks all that can be checked before anything is written, takes the run's lease, and reads what the run
+and other runs have already done. Inside the block, `run.plan` says what is left. Leaving the block releases the lease.
 
 Nothing is held for a run that is finished and needs nothing more: `run.finished` is then its outcome. That is looked
 up twice, since the process that we waited for may have finished the run.
+
+Who takes the run, and what it reads:
+
+`Alone`      one process that has the run to itself; it repairs the journals, and borrows from other runs
+`Worker`     one of several workers; it repairs its own journals, and follows the others' records
+`Finisher`   the worker that writes the report, once nothing is left for the others
 """
 
 from __future__ import annotations
@@ -18,30 +23,30 @@ import shlex
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.engine.budget import check_prices
-from holdfast.engine.log import RunLog
-from holdfast.engine.loop import run_loop
-from holdfast.engine.parameters import check_parameters
-from holdfast.engine.unseen import unseen_code
-from holdfast.errors import Fault, HoldfastError, Interrupted, ResultsError, VersionError
-from holdfast.export.live import live_exporters
+from holdfast.display.terminal import printable
+from holdfast.engine.brake import check_prices
+from holdfast.engine.outcome import confirm_finished
+from holdfast.engine.user_code import check_parameters
+from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
 from holdfast.graders.build import build_graders
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
-from holdfast.plan.identity import RunIdentity, identify, new_manifest
+from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
+from holdfast.plan.plan import Plan, make_plan
 from holdfast.plan.reuse import adopt
-from holdfast.spec.load import target_name
-from holdfast.spec.target_schema import ModelTarget
+from holdfast.report.so_far import count_trials
+from holdfast.spec.plugins import load_reference
 from holdfast.store.durable import advice_for, make_directory
-from holdfast.store.index import Index
+from holdfast.store.index import Index, load_index
 from holdfast.store.lease import RunLease
-from holdfast.store.run_lock import hold
+from holdfast.store.run_files import open_file
+from holdfast.store.run_lock import hold, join
+from holdfast.store.tail import Follower
 from holdfast.targets.build import build_target
-from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,17 +54,18 @@ if TYPE_CHECKING:
 
     from holdfast.conversation.simulated_user import Player
     from holdfast.display.types import Display
-    from holdfast.engine.brake import Reason
     from holdfast.engine.options import Options
-    from holdfast.engine.sources import Supply
-    from holdfast.export.live import LiveExporter
     from holdfast.graders.types import InstantGrader, WaitingGrader
-    from holdfast.plan.plan import Plan
+    from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
     from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
-    from holdfast.store.tail import Follower
     from holdfast.targets.types import Target
+
+_BASELINE: Final = "holdfast.engine.gates:find_baseline"
+"""of evals with a gate"""
+_PLAYER: Final = "holdfast.conversation.simulated_user:build_player"
+"""of evals with a simulated user"""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -79,11 +85,7 @@ class Parts(msgspec.Struct, frozen=True):
         if options.grade_only:
             parts = cls(graders=build_graders(spec))
         else:
-            player = None
-            if spec.responder is not None:
-                from holdfast.conversation.simulated_user import build_player  # which few evals need
-
-                player = build_player(spec)
+            player = None if spec.responder is None else load_reference(_PLAYER)(spec)
             parts = cls(build_target(spec), player, build_graders(spec))
         check_parameters(identity, parts.target, parts.player, parts.graders)
         return parts
@@ -97,29 +99,143 @@ class Loaded(msgspec.Struct, frozen=True):
     new: bool = False
     """this process has created the run directory"""
     follower: Follower | None = None
-    """reads what other workers record, where there are any"""
+    """reads what other workers record, if there are any"""
+
+
+class RunLog:
+    """A log file. Nothing depends on its lines, so they are not synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._early: list[str] | None = []
+        """lines that wait until this process may write to the run; None afterwards"""
+
+    def open(self) -> None:
+        """Write the lines that have waited, since this process may now write to the run."""
+        early, self._early = self._early or [], None
+        self._append("".join(early))
+
+    def write(self, message: str) -> None:
+        """Write a line, with the time in front."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = f"{stamp} {printable(' '.join(message.split()), '')}\n"
+        if self._early is None:
+            self._append(line)
+        else:
+            self._early.append(line)
+
+    def _append(self, text: str) -> None:
+        if text:
+            with suppress(OSError):
+                fd = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with os.fdopen(fd, "ab", buffering=0) as file:
+                    file.write(text.encode())
+
+
+class Alone:
+    """Takes a run for this process only."""
+
+    worker: str | None = None
+    """the id of this worker; None: this process has the run to itself"""
+
+    def __init__(self, identity: RunIdentity, options: Options) -> None:
+        self.identity = identity
+        self.options = options
+        self.rundir = identity.directory(options.runs_dir)
+        self.log = RunLog(self.rundir.log)
+
+    def take(self, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
+        """Take the lease; `lost` is called if another process takes it over."""
+        make_directory(self.rundir.path.parent)
+        return hold(self.rundir, self.options.wait, notice, lost)
+
+    def load(self, notice: Callable[[str], None]) -> Loaded:
+        """Read the records, and plan what is left."""
+        return load_run(self.identity, self.options, notice)
+
+
+class Worker(Alone):
+    """Joins a run as one of several workers."""
+
+    def __init__(self, identity: RunIdentity, options: Options, worker: str) -> None:
+        super().__init__(identity, options)
+        self.worker = worker
+        self.log = RunLog(self.rundir.workers / worker / "run.log")
+
+    def take(self, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
+        """Take this worker's lease; raise RunBeingFinished if all trials are finished."""
+        assert self.worker is not None
+        return join(self.rundir, self.worker, self.options.wait, notice, lost)
+
+    def load(self, notice: Callable[[str], None]) -> Loaded:
+        """Read all records of the run. Only this worker's are repaired: the others' owners may be writing theirs."""
+        worker, workers = self.worker, self.rundir.workers
+        own = load_index(
+            lambda name: [workers / f"{worker}/{name}.jsonl", *sorted(workers.glob(f"{worker}+*/{name}.jsonl"))],
+            repair=workers / f"{worker}/set-aside",
+            tails_only=True,  # others may refer to our lines by position
+        )
+        for damage in own.damage:
+            notice(f"{worker}: {damage}")
+        reader = self.rundir.read_index()
+        index, follower = reader.index, Follower(self.rundir, reader, skip_worker=worker)
+        self.identity.work.drop_unfit(index)
+        return Loaded(index, _plan(self.identity, index), follower=follower)
+
+
+class Finisher(Alone):
+    """Writes the report of a run whose chunks are all done, under a lease that the caller holds and releases."""
+
+    def __init__(self, identity: RunIdentity, options: Options, lease: RunLease) -> None:
+        policy = {"grade_only": True, "fresh": False, "retry_failed": False, "again": False}
+        super().__init__(identity, msgspec.structs.replace(options, **policy))
+        self._lease = lease
+
+    def take(self, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
+        """Return the lease that was taken before."""
+        return self._lease
 
 
 class Session(msgspec.Struct):
-    """A run that this process works on, alone or as one of several workers."""
+    """An open run."""
 
-    identity: RunIdentity
-    rundir: RunDir
-    options: Options
+    access: Alone
     display: Display
-    log: RunLog
-    parts: Parts
     lease: RunLease
-    index: Index
     plan: Plan
+    parts: Parts = Parts()
+    index: Index = msgspec.field(default_factory=Index)
     lost: threading.Event = msgspec.field(default_factory=threading.Event)
     """set when another process has taken over the lease"""
     finished: Outcome | None = None
     """the outcome of a run that is finished and needs nothing more"""
-    worker: str | None = None
-    """the id of this worker; None: this process has the run to itself"""
     follower: Follower | None = None
     """reads what the other workers record"""
+
+    @property
+    def identity(self) -> RunIdentity:
+        """The run's identity."""
+        return self.access.identity
+
+    @property
+    def options(self) -> Options:
+        """How this process goes about the run."""
+        return self.access.options
+
+    @property
+    def rundir(self) -> RunDir:
+        """The run directory."""
+        return self.access.rundir
+
+    @property
+    def log(self) -> RunLog:
+        """The log of this process."""
+        return self.access.log
+
+    @property
+    def worker(self) -> str | None:
+        """The id of this worker; None: this process has the run to itself."""
+        return self.access.worker
 
     @property
     def spec(self) -> Eval:
@@ -145,84 +261,6 @@ class Session(msgspec.Struct):
         self.display.warning(message)
         self.log.write(f"warning {message}")
 
-    def report_estimate(self) -> None:
-        """Say about what the run will cost, where that is known, and how many batches it will take."""
-        target = self.spec.target
-        if not self.generates or not isinstance(target, ModelTarget):
-            return
-        if self.rundir.has_batches:
-            return  # it was said at the start, and what is in batches already is paid for
-        blocks = [target, *(grader for _, grader in self.spec.placed_graders())]
-        in_batches = any(getattr(block, "batch", None) is not None for block in blocks)
-        if in_batches or Prices(target.model, self.spec.prices).known:
-            from holdfast.report.estimate import estimate_run  # which other runs need not import
-
-            for line in estimate_run(self.identity, self.plan, self.rundir).cost_lines():
-                self.notice(line)
-
-    def live_exporters(self) -> list[LiveExporter]:
-        """Return the exporters that follow this process's work. Those of several workers follow from outside."""
-        if self.worker is not None or not self.generates:
-            return []
-        return live_exporters(self.identity, self.rundir, self.warn)
-
-    def work(self, source: Supply | None = None) -> tuple[Plan, Reason | None]:
-        """Run trials from `source`, by default all that remain; return what still remains, and why, if known."""
-        to_grade = self.plan.to_grade and not self.options.skip_graders
-        remaining, reason = self.plan, None
-        self.log.open()
-        self.display.begin(self.spec.name, target_name(self.spec.target), str(self.rundir.path), self.plan)
-        worker = "" if self.worker is None else f"worker={self.worker} "
-        self.log.write(f"begin {worker}pid={os.getpid()} {self.plan}")
-        if self.worker is None:
-            self.report_estimate()
-        try:
-            if source is not None or self.generates or to_grade:
-                loop = run_loop(self, source)
-                remaining, reason = loop.progress.remaining, loop.brake.reason
-                if self.worker is None:  # missing grades of a worker are left to the process that writes the report
-                    reason = reason or next(iter(loop.faults), None)
-        except BaseException as error:
-            self.log.write(f"end {str(error) or type(error).__name__}")
-            raise
-        else:
-            self.log.write(f"end {reason or 'nothing left to start'}")
-        finally:
-            self.display.end()
-        return remaining, reason
-
-    def complete(self) -> Outcome:
-        """Finish a run that this process has to itself, as far as possible, and write the report if it is finished."""
-        started = time.monotonic()
-        if self.options.settle:
-            from holdfast.engine.settlement import settle  # which few commands need
-
-            settle(self)
-        if self.rundir.finished:
-            self.rundir.reopen()
-        remaining, reason = self.work()
-
-        from holdfast.engine.outcome import conclude  # after the work: starting it needs no reports
-
-        outcome = conclude(self, remaining, reason, started)
-        self._cache_index(remaining, reason, finished=outcome.metrics is not None)
-        return outcome
-
-    def _cache_index(self, remaining: Plan, reason: Reason | None, *, finished: bool) -> None:
-        """Cache the index of a large run, so that neither its next start nor a run that reuses it is late."""
-        with suppress(OSError):
-            if self.rundir.keep_index(self.index):
-                if remaining.complete and self.index.origin:
-                    from holdfast.plan.done import write_done  # of large runs
-
-                    write_done(self.identity, self.rundir, self.index, b"\x01" * remaining.total)
-                return
-            if finished or isinstance(reason, Interrupted):
-                return  # reading everything would take too long
-            self.index = Index()  # two indexes of a large run take too much memory
-            for damage in self.rundir.cache_index():
-                self.notice(str(damage))
-
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
     """Show a message to the user, and write it to a log."""
@@ -230,100 +268,37 @@ def show_notice(display: Display, log: RunLog, message: str) -> None:
     log.write(f"notice {message}")
 
 
-def run_eval(
-    spec: Eval,
-    options: Options,
-    display: Display,
-    *,
-    identity: RunIdentity | None = None,
-    target: Target | None = None,
-) -> Outcome:
-    """Run an eval, or resume it, and return how that ended. The arguments are those of `open_run`."""
-    with open_run(spec, options, display, identity=identity, target=target) as run:
-        return run.finished or run.complete()
-
-
 @contextmanager
-def open_run(
-    spec: Eval,
-    options: Options,
-    display: Display,
-    *,
-    identity: RunIdentity | None = None,
-    target: Target | None = None,
-) -> Iterator[Session]:
-    """Open the run of an eval for this process alone.
-
-    `identity` is that of the run, where the caller knows it already. `target` answers instead of the eval's target.
-    """
-    check_prices(spec, generates=not options.grade_only)
-    identity = identity or locate_run(spec, options)
-    log = RunLog(identity.directory(options.runs_dir).log)
-    parts = None if target is None else Parts(target)
-
-    def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
-        make_directory(rundir.path.parent)
-        return hold(rundir, options.wait, notice, lost)
-
-    with open_session(identity, options, display, log, acquire, load_run, parts=parts) as run:
-        report_notices(run)
-        yield run
-
-
-@contextmanager
-def open_session(
-    identity: RunIdentity,
-    options: Options,
-    display: Display,
-    log: RunLog,
-    acquire: Callable[[RunDir, Callable[[str], None], Callable[[], None]], RunLease],
-    load: Callable[[RunIdentity, Options, Callable[[str], None]], Loaded],
-    *,
-    parts: Parts | None = None,
-    worker: str | None = None,
-) -> Iterator[Session]:
-    """Open a run with a lease that `acquire` takes and records that `load` reads."""
-    rundir, lost = identity.directory(options.runs_dir), threading.Event()
+def open_session(access: Alone, display: Display, parts: Parts | None = None) -> Iterator[Session]:
+    """Open a run; `parts` are built unless the caller has them."""
+    rundir, lost = access.rundir, threading.Event()
 
     def notice(message: str) -> None:
-        show_notice(display, log, message)
+        show_notice(display, access.log, message)
 
-    def session(parts: Parts, lease: RunLease, loaded: Loaded, finished: Outcome | None = None) -> Session:
-        return Session(
-            identity=identity,
-            rundir=rundir,
-            options=options,
-            display=display,
-            log=log,
-            parts=parts,
-            lease=lease,
-            index=loaded.index,
-            plan=loaded.plan,
-            lost=lost,
-            finished=finished,
-            worker=worker,
-            follower=loaded.follower,
-        )
+    def session_of(outcome: Outcome) -> Session:
+        return Session(access, display, RunLease(rundir.lease), outcome.plan, finished=outcome)
 
-    outcome = _finished_outcome(identity, rundir, options)
+    outcome = confirm_finished(access.identity, rundir, access.options)
     if outcome is not None:
-        yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+        yield session_of(outcome)
         return
-    parts = parts or Parts.build(identity, options)
+    parts = parts or Parts.build(access.identity, access.options)
     try:
-        lease = acquire(rundir, notice, lost.set)
+        lease = access.take(notice, lost.set)
     except OSError as error:
         raise _unusable(rundir, error) from error
     new = forgotten = False
     try:
-        if (outcome := _finished_outcome(identity, rundir, options)) is not None:
-            yield session(Parts(), RunLease(rundir.lease), Loaded(Index(), outcome.plan), outcome)
+        if (outcome := confirm_finished(access.identity, rundir, access.options)) is not None:
+            yield session_of(outcome)
             return
         try:
-            loaded = load(identity, options, notice)
+            loaded = access.load(notice)
         except OSError as error:
             raise _unusable(rundir, error) from error
-        new, run = loaded.new, session(parts, lease, loaded)
+        new = loaded.new
+        run = Session(access, display, lease, loaded.plan, parts, loaded.index, lost, follower=loaded.follower)
         del loaded  # the session drops its index at the end
         yield run
     except HoldfastError:
@@ -336,21 +311,10 @@ def open_session(
                 rundir.path.parent.rmdir()
 
 
-def _finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
-    """Return the outcome of a run that is finished and needs nothing more, else None."""
-    if not rundir.finished:
-        return None
-    from holdfast.engine.outcome import finished_outcome
-
-    return finished_outcome(identity, rundir, options)
-
-
 def locate_run(spec: Eval, options: Options) -> RunIdentity:
-    """Identify the run of an eval, as the options say: with another run's outputs, or in spite of changed code."""
-    if spec.gate is not None and spec.gate.baseline is not None:
-        from holdfast.engine.gates import find_baseline
-
-        find_baseline(spec, options.runs_dir)  # while nothing is done
+    """Identify the run of an eval, with another run's outputs or in spite of changed code if the options say so."""
+    if spec.gate is not None:
+        load_reference(_BASELINE)(spec, options.runs_dir)  # while nothing is done
     identity = identify(spec)
     if options.accept_drift:
         identity = msgspec.structs.replace(identity, accepts_drift=True)
@@ -361,18 +325,13 @@ def locate_run(spec: Eval, options: Options) -> RunIdentity:
     if identity.code and not options.fresh:
         identity = choose_run(identity, options.runs_dir)
     problem = identity.survey.unsendable
-    if problem is not None and not options.grade_only and not _has_begun(identity, options):
+    if problem is not None and not options.grade_only:
         raise problem
     return identity
 
 
-def _has_begun(identity: RunIdentity, options: Options) -> bool:
-    """Return True if an earlier version may have begun the run, which can then still be shown, graded and exported."""
-    return not options.fresh and identity.directory(options.runs_dir).read_manifest() is not None
-
-
 def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan]:
-    """Return what a run would do, and where, without writing anything."""
+    """Return the plan of a run and its directory, without writing anything."""
     check_prices(spec, generates=not options.grade_only)
     identity = locate_run(spec, options)
     rundir = identity.directory(options.runs_dir)
@@ -383,23 +342,6 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     index = Index() if options.fresh else rundir.load(repair=False)
     _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
     return identity, rundir, plan
-
-
-def report_notices(run: Session) -> None:
-    """Report warnings about an eval file; before a run, also code that no key covers and graders without rows.
-
-    Each is shown once, and is in the run.log of every run that it concerns.
-    """
-    spec = run.spec
-    messages = [*spec.notices]
-    if run.finished is None:
-        messages += [*unseen_code(spec), *run.identity.idle_notices, *run.identity.spelling_notices]
-    for message in messages:
-        if message in run.options.noted:
-            run.log.write(f"notice {message}")
-        else:
-            run.options.noted.add(message)
-            run.notice(message)
 
 
 def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], None]) -> Loaded:
@@ -427,9 +369,7 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
         others.insert(0, options.outputs_of)
     known_done = b""
     if index.origin and not options.again:
-        from holdfast.plan.done import read_done  # of large runs
-
-        known_done = read_done(identity, rundir, index)
+        known_done = load_reference("holdfast.plan.done:read_done")(identity, rundir, index)
     borrowed, plan = plan_with_reuse(
         identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
     )
@@ -437,20 +377,28 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     if borrowed:
         adopt(borrowed, rundir, index)
     if index.origin and not options.again and plan.done != known_done:
-        from holdfast.plan.done import write_done
-
-        write_done(identity, rundir, index, plan.done)
+        load_reference("holdfast.plan.done:write_done")(identity, rundir, index, plan.done)
     return Loaded(index, plan, new)
 
 
+def _plan(identity: RunIdentity, index: Index) -> Plan:
+    """Estimate what is left of a run, without looking up each trial while outputs are missing."""
+    survey, work = identity.survey, identity.work
+    total, outputs = survey.count * work.trials, len(index.outputs)
+    if outputs >= total:
+        return make_plan(survey, work, index)
+    graded = count_trials(index, total, survey.panels.mean).graded
+    return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
+
+
 def _check_journals(rundir: RunDir) -> None:
-    """Refuse to continue a finished run that has lost lines: doing that work again costs money."""
+    """Raise Fault for a finished run that has lost lines: repeating that work costs money."""
     with suppress(ResultsError, VersionError):
         if (metrics := rundir.read_metrics()) is not None and rundir.has_lost_lines(metrics):
             run = shlex.quote(str(rundir.path))
             raise Fault(
                 "disk",
-                f"{rundir.path} is finished, and its journals have become shorter: work is missing that was done",
+                f"{rundir.path} is finished, and its journals have become shorter: finished work is missing",
                 remedy="Restore outputs.jsonl and grades.jsonl from a backup. Or, to do the missing work again, run "
                 f"`holdfast repair {run}`, then the same command. With --dry-run, repair only says what is missing.",
             )

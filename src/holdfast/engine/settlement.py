@@ -1,7 +1,7 @@
-"""Settle calls that were cut off, as a person says: `holdfast resume RUN --settle SAMPLE/TRIAL=DECISION`.
+"""Settle calls that were cut off, by a person's decision: `holdfast resume RUN --settle SAMPLE/TRIAL=DECISION`.
 
-A decision is a step on disk before anything else happens. `happened:JSON` is the result of the call, `again` takes back
-the intent, so that the conversation makes the call when it comes to it, and `restart` drops the trial's record. All
+A decision is recorded as a step before anything else happens. `happened:JSON` is the result of the call, `again` takes
+back the intent, so that the conversation makes the call when it gets there, and `restart` drops the trial's record. All
 decisions of a command are checked before the first is written.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
 
 _DECISION: Final = re.compile(r"(?:#([0-9a-f]+))?=(?:(again|restart)|happened:(.*))", re.DOTALL)
-"""what follows the name of a trial: the beginning of a call's id, and what is said of it"""
+"""what follows the name of a trial: the beginning of a call's id, and the decision"""
 _NAMED: Final = re.compile(rf"(.*?)/(\d{{1,9}}){_DECISION.pattern}", re.DOTALL)
 _SHOWN: Final = 5
 _HOW: Final = "Use SAMPLE/TRIAL=happened:JSON, SAMPLE/TRIAL=again or SAMPLE/TRIAL=restart"
@@ -52,7 +52,7 @@ class _Trial(NamedTuple):
     sample: str
     trial: int
     steps: list[Step]
-    """since it began, or began again"""
+    """since the trial began, or restarted"""
     cut_off: list[Step]
 
     @property
@@ -65,13 +65,13 @@ class _Trial(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """What a person says about calls of a trial."""
+    """A person's decision about calls of a trial."""
 
     trial: _Trial
     verb: str
     """`happened`, `again` or `restart`"""
     calls: list[Step]
-    """intents of the calls; of a restart, none"""
+    """intents of the calls; empty for a restart"""
     result: Any = None
     """of a call that happened"""
 
@@ -94,9 +94,9 @@ def settle(run: Session) -> None:
 
 
 def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:
-    """Return a decision as it was typed; None if it was carried out before, as when a command is repeated.
+    """Parse a decision; None if it was carried out before, as when a command is repeated.
 
-    The names of trials are compared as they are: ids may contain anything.
+    Names of trials are compared literally, since ids may contain anything.
     """
     shown = f"--settle {one_line(text)}"
     trials = [trial for trial in begun if text.startswith(trial.name)]
@@ -123,7 +123,7 @@ def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             f"{shown}: the result is not JSON: {error}",
-            remedy=f"A text needs quotes, which the shell takes away: --settle '{trial.name}=happened:\"done\"'",
+            remedy=f"A text needs quotes, which the shell removes: --settle '{trial.name}=happened:\"done\"'",
         ) from error
 
 
@@ -144,7 +144,7 @@ def _refuse_unless_settled(text: str, begun: Sequence[_Trial], run: Session) -> 
 
 
 def _was_settled(run: Session, sample: str, trial: int) -> bool:
-    """Return True for a trial that has a decision on record, also if it has continued to its output since."""
+    """Return True for a trial that has a decision on record, even if it has an output by now."""
     if not 1 <= trial <= run.spec.trials:
         return False
     row = next((row for row in Dataset(run.spec) if row.id == sample), None)
@@ -179,7 +179,7 @@ def _calls_of(trial: _Trial) -> str:
 def _steps(decision: _Decision) -> list[Step]:
     """Return the record of a decision."""
     last = decision.trial.steps[-1]
-    # Steps are read in the order of their times, and another machine, with another clock, may have made the calls.
+    # Steps are ordered by time, and the calls may come from a machine whose clock is ahead.
     now = max(to_milliseconds(time.time()), last.time)
     if decision.verb == "restart":
         return [Step(last.key, last.sample, last.trial, 0, "restart", "", 1, None, NO_USAGE, now, 0.0)]

@@ -1,13 +1,13 @@
-"""Ctrl-C and SIGTERM: finish what is in flight, abandon it, leave at once whatever the process is doing.
+"""Handle Ctrl-C and SIGTERM: finish requests in flight, abandon them, or exit at once.
 
-The first Ctrl-C asks to finish, the second to stop, and the third leaves. SIGTERM asks to stop at once, because its
-sender soon kills. SIGUSR2, by which a batch system says that the time is nearly up, asks to finish, and otherwise
-counts as SIGTERM. Where nothing can be in flight, the first signal asks to stop. A signal that comes before the last
-one was heeded leaves: the process is busy.
+The first Ctrl-C asks to finish, the second to stop, and the third exits. SIGTERM asks to stop at once, because its
+sender soon kills. SIGUSR2, by which a batch system announces the time limit, asks to finish, and otherwise counts as
+SIGTERM. If nothing can be in flight, the first signal asks to stop. A signal that arrives before the last one was
+heeded exits, because the process is busy.
 
-Handlers in Python run in the main thread, between two steps of Python code. Where no such step comes (the main thread
-is inside C code, or another thread does not let go of the interpreter) only the kernel can end the process: `harden`
-makes each signal reset itself to its default action when it arrives, and the handler, if it runs, undo that.
+Python runs handlers in the main thread, between two bytecodes. If the main thread is inside C code, or another thread
+holds the interpreter's lock, only the kernel can end the process: `harden` makes each signal reset itself to its
+default action on arrival, which the handler undoes if it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 _MASK_BYTES: Final = {"linux": 128, "darwin": 4}
-"""by platform: the size of a signal mask, behind which `struct sigaction` has its flags"""
+"""by platform: the size of a signal mask, which precedes the flags in `struct sigaction`"""
 _RESET: Final = {"linux": 0x80000000, "darwin": 0x4}
 """by platform: SA_RESETHAND"""
 
@@ -59,7 +59,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Handle signals from now on. Only the main thread can; in any other, signals are left alone."""
+        """Handle signals from now on. Does nothing outside the main thread, as Python requires."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._outer, Signals.current = Signals.current, self
@@ -86,7 +86,7 @@ class Signals:
 
     @classmethod
     def harden(cls) -> None:
-        """From now on a signal that follows another ends this process even when no Python code runs."""
+        """Let the second of two signals end this process even if no Python code runs."""
         cls.hard = True
         if cls.current is not None:
             for number in NUMBERS:

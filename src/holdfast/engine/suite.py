@@ -1,7 +1,7 @@
-"""Runs the cells of a suite one after the other: each is an ordinary run, and all share one budget.
+"""Run the cells of a suite one after the other: each is an ordinary run, and all share one budget.
 
-A cell that fails does not stop the others. An interruption does, and so does the end of the budget, except for cells
-that are finished already.
+A cell that fails does not stop the others. An interruption does, and so does a spent budget, except that finished cells
+are still looked up.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from holdfast.display.types import Result, SuiteCell
-from holdfast.engine.budget import budget_reached
-from holdfast.engine.outcome import finished_outcome
+from holdfast.engine.brake import budget_reached
+from holdfast.engine.outcome import confirm_finished
 from holdfast.engine.session import locate_run, preview_run
 from holdfast.engine.signals import Signals
-from holdfast.errors import BudgetReached, HoldfastError, Interrupted
+from holdfast.errors import BudgetReached, HoldfastError, Interrupted, worst_exit_code
 from holdfast.report.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.display.types import Display
-    from holdfast.engine.budget import BudgetName
+    from holdfast.engine.brake import BudgetName
     from holdfast.engine.options import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from holdfast.store.index import Spent
 
 _BUDGETS: Final[tuple[BudgetName, ...]] = ("max_cost", "token_budget", "max_time")
-_WORST: Final = (143, 130, 2, 3, 4, 5, 1, 0)
-"""exit codes, the one that matters most first"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class CellOutcome:
 
     @property
     def exit_code(self) -> int:
-        """As for a single run."""
+        """The exit code of the cell's run."""
         if self.error is not None:
             return self.error.exit_code
         assert self.outcome is not None
@@ -74,20 +72,15 @@ class SuiteOutcome:
         """The exit code that matters most: interrupted, wrong usage, not finished, held, gate not met, finished."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
-        return worst_exit_code([cell.exit_code for cell in self.cells])
+        return worst_exit_code(cell.exit_code for cell in self.cells)
 
     @property
     def result(self) -> Result:
         """The outcome in a form for programs."""
         if isinstance(self.reason, Interrupted):
             return Result(exit_code=self.exit_code, reason="interrupted", message=str(self.reason))
-        worst = max(self.cells, key=lambda cell: -_WORST.index(cell.exit_code)).result
+        worst = next(cell.result for cell in self.cells if cell.exit_code == self.exit_code)
         return Result(exit_code=self.exit_code, reason=worst.reason, message=worst.message)
-
-
-def worst_exit_code(codes: Sequence[int]) -> int:
-    """Return the exit code that matters most."""
-    return min(codes, key=_WORST.index)
 
 
 def run_suite(
@@ -100,7 +93,7 @@ def run_suite(
 ) -> SuiteOutcome:
     """Run all cells, or resume them.
 
-    All cells are identified before the first one runs, so that mistakes are found while nothing is done. `run` runs
+    All cells are identified before the first one runs, so that mistakes are found before any work. `run` runs
     one cell, whose identity has the limits that are left for it; `after` is called with each cell's place and outcome.
     """
     identities = [locate_run(cell.spec, options) for cell in cells]
@@ -137,7 +130,7 @@ def run_suite(
 
 def _look_up(cell: Cell, identity: RunIdentity, options: Options, reason: BudgetReached) -> Outcome:
     """Return the outcome of a cell for which no budget is left."""
-    if (finished := finished_outcome(identity, identity.directory(options.runs_dir), options)) is not None:
+    if (finished := confirm_finished(identity, identity.directory(options.runs_dir), options)) is not None:
         return finished
     _, rundir, plan = preview_run(cell.spec, options)
     return Outcome(rundir, plan, None, None, reason)
@@ -155,7 +148,7 @@ class _Ledger:
             for number, identity in enumerate(identities):
                 self.note(number, identity.directory(options.runs_dir).load(repair=False).spent)
         self._lent: dict[str, float] = {}
-        """limits of the cell that ran last which come from the suite"""
+        """limits of the last cell that come from the suite"""
 
     def note(self, number: int, spent: Spent | None) -> None:
         """Note what a cell has spent; None: nothing new."""
@@ -163,7 +156,7 @@ class _Ledger:
             self._spent[number] = {"max_cost": spent.cost, "token_budget": spent.tokens, "max_time": spent.seconds}
 
     def limit(self, number: int, spec: Eval) -> Eval:
-        """Return the eval of a cell with limits that leave the suite within its own."""
+        """Return the eval of a cell with its limits lowered to the suite's remaining budget."""
         self._lent = {}
         for name, limit in self._limits.items():
             others = sum(spent[name] for place, spent in enumerate(self._spent) if place != number)

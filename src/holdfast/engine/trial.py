@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,10 +24,13 @@ from holdfast.conversation.script import Script
 from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
+from holdfast.engine.calls import RecordedCalls
+from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
 from holdfast.spec.eval import fields_of_target
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.trial_limits import trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
@@ -39,17 +42,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from holdfast.conversation.script import Prompts
+    from holdfast.conversation.simulated_user import Decision
     from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
-    from holdfast.engine.replay import RecordedCalls, Replay
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
+    from holdfast.engine.workspace import Workspaces
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.redact import Secrets
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
+
+_WORKSPACES: Final = "holdfast.engine.workspace:Workspaces"
+"""of evals with a workspace"""
+_DECISION: Final = "holdfast.conversation.simulated_user:Decision"
+"""of evals with a simulated user"""
 
 
 class Trials:
@@ -75,19 +84,17 @@ class Trials:
         self.hooks = hooks
         self.notice = session.notice
         self.stopping = stopping
-        """whether no new turn may start"""
+        """returns True if no new turn may start"""
         self.calls_stopped = calls_stopped
-        """whether no call may start any more, also inside a turn"""
+        """returns True if no call may start, not even inside a turn"""
         self.limits = trial_limits(self.spec)
         self._noted: set[str] = set()
         self.script = Script(self.spec)
         self.blobs = Blobs(session.rundir.files)
-        self.workspaces = None
+        self.workspaces: Workspaces | None = None
         if self.spec.workspace is not None:
-            from holdfast.engine.workspace import Workspaces  # which few evals need
-
-            self.workspaces = Workspaces(self.spec, self.blobs, session.rundir.path)
-        # Needed by each trial, and the same for all of them.
+            self.workspaces = load_reference(_WORKSPACES)(self.spec, self.blobs, session.rundir.path)
+        # Computed once: the same for all trials.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
         self.has_opening = self.spec.history is not None or self.spec.prompt is None
         self.sees_part = fields_of_target(self.spec) is not None
@@ -108,15 +115,13 @@ class Trials:
         await self.grading.grade(Case(pending.sample, output, self.blobs), pending)
 
     def note_once(self, message: str) -> None:
-        """Tell the user something that would be the same for other trials."""
+        """Show a notice once, even if several trials have it."""
         if message not in self._noted:
             self._noted.add(message)
             self.notice(message)
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
-        """Return the record of a trial's calls, with those of earlier processes."""
-        from holdfast.engine.replay import Replay  # which trials of a single call do not need
-
+        """Return the record of a trial's calls, including calls of earlier processes."""
         recorded = read_steps(self._recorded_calls.pop(pending.key, []))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
@@ -140,7 +145,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
     reply: Reply
     uncounted_usage: Usage
-    """what the reply used beside the calls that were counted one by one"""
+    """usage of the reply that was not counted call by call"""
 
 
 class Trial:
@@ -153,10 +158,10 @@ class Trial:
         self._deadline = Deadline(self._clock + shared.spec.limits.trial_timeout)
         self._conversation_started = self._started
         self._replay: Replay | None = None
-        """None where a trial is a single call: a crash then loses no more than that call"""
+        """None for a trial that is a single call: a crash loses no more than that call"""
 
     async def generate(self) -> Output:
-        """Have the conversation and record its output; return when that is on disk."""
+        """Have the conversation and record its output; return when the record is on disk."""
         shared, pending = self._shared, self._pending
         try:
             prompts = shared.script.render(pending.sample)
@@ -177,7 +182,7 @@ class Trial:
         seconds += 0.0 if self._replay is None else self._replay.replayed_seconds
         timing = Timing(to_milliseconds(self._started), to_microseconds(seconds), conversation.reply.first_token)
         attempt = 1 + shared.recorder.failed_attempts(pending.key, "target")
-        # Checkpoints grade the conversation as it was after a turn, which the marks say.
+        # Marks describe the conversation after each turn, as checkpoints grade it.
         marked = conversation.turns > 1 or shared.checkpoints
         stopped_by = shared.work.stop_digest(conversation.turns) if conversation.stopped else UNSET
         marks = conversation.marks if marked else UNSET
@@ -187,7 +192,7 @@ class Trial:
         return output
 
     async def _converse_with_restarts(self, prompts: Prompts, replay: Replay) -> Conversation:
-        """Have the conversation; begin it again where a call that must not happen twice was cut off."""
+        """Have the conversation; restart it if a call that must not happen twice was cut off."""
         restarts = 0
         try:
             while True:
@@ -222,7 +227,7 @@ class Trial:
         return conversation
 
     def _conversation_seconds(self) -> float:
-        """Return how long the conversation has taken: by the record where there is one, so that it stays the same."""
+        """Return how long the conversation has taken; by the record, if any, so that it is the same after a crash."""
         if self._shared.multi_turn and self._replay is not None:
             return to_microseconds(self._replay.turn_seconds)
         return to_microseconds(time.time() - self._conversation_started - self._deadline.in_batches)
@@ -247,7 +252,7 @@ class Trial:
                 answer = await self._ask_live(replay, turn)
                 response = msgspec.to_builtins(answer.reply)
                 await replay.end_call(call, response, answer.uncounted_usage)
-            replay.end_turn(turn.number, response)
+            replay.end_turn(turn.number)
             reply = msgspec.convert(response, Reply)
             replay.usage_before += reply.usage
         else:
@@ -277,7 +282,7 @@ class Trial:
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
-        calls = await replay.begin_attempt(turn.number)
+        calls = await RecordedCalls.begin(replay, turn.number)
         workspace = replay.workspace
         try:
             if workspace is not None:
@@ -286,7 +291,7 @@ class Trial:
             try:
                 reply = await self._reply(replay, calls, turn)
             except AttemptError as error:
-                calls.raise_outage()  # which is why the target failed
+                calls.raise_outage()  # the reason why the target failed
                 if not isinstance(error, ProgramExited) or self._shared.limits.on_exit == "error":
                     raise
                 exited = error
@@ -301,7 +306,7 @@ class Trial:
             if exited is not None and not (
                 reply.text.strip() or calls.usage or (workspace is not None and workspace.changed)
             ):
-                raise exited  # it has not begun to work: it is called or installed wrongly
+                raise exited  # it never began to work, as when it is called or installed wrongly
         finally:
             calls.end()
         uncounted = reply.usage if calls.usage is None else NO_USAGE
@@ -311,7 +316,7 @@ class Trial:
         return _Answer(reply, uncounted)
 
     async def _reply(self, replay: Replay, calls: RecordedCalls, turn: Turn) -> Reply:
-        """Ask the target, within the limits of the trial. At a limit that scores, return what is there."""
+        """Ask the target, within the limits of the trial. At a limit that scores, return the reply so far."""
         shared, limits, started = self._shared, self._shared.limits, time.monotonic()
         assert shared.target is not None
         time_limit = limits.time_left(replay.seconds_before, replay.recorded_seconds)
@@ -331,12 +336,12 @@ class Trial:
             if calls.limit is None and not calls.halted:
                 raise
             reply = Reply(text=error.output)
-        if calls.halted:  # what a target says that was refused a call is not its answer
+        if calls.halted:  # what a target says after a refused call is not its answer
             raise Halted
         if late is None and calls.limit is None:
             return reply
         calls.raise_outage()
-        notes = getattr(late and late.__cause__, "__notes__", [])  # what a program had printed
+        notes = getattr(late and late.__cause__, "__notes__", [])  # the output of a program
         if calls.limit is None and time_limit is not None and calls.seconds_unanswered > time_limit.limit / 2:
             silence = f"a model call had no answer for {calls.seconds_unanswered:.0f} s when the time was up"
             raise AttemptError("timeout", "; ".join([silence, *notes]))
@@ -345,16 +350,16 @@ class Trial:
         if limits.on_limit == "error":
             raise AttemptError("timeout" if stop == "time_limit" else "agent", "; ".join([detail, *notes]), retry=False)
         if stop == "time_limit" and time_limit is not None and time_limit.default:
-            shared.note_once(f"a time limit that the eval does not set has ended a trial: {detail}")
+            shared.note_once(f"a default time limit has ended a trial: {detail}")
         return replace(reply, stop=stop, stop_detail="; ".join([detail, *notes]))
 
     def _check_enforced(self, reply: Reply) -> None:
-        """Say once which limits could not be enforced, or left something out."""
+        """Report once which limits could not be enforced, or left something out."""
         limits, usage, note_once = self._shared.limits, reply.usage, self._shared.note_once
         written = {"tokens": limits.tokens, "cost": limits.cost, "calls": limits.calls}
         if not usage.requests:
             for name in (name for name, limit in written.items() if limit is not None):
-                note_once(f"a trial made no model call that is seen, so limits.trial.{name} did not apply to it")
+                note_once(f"no model call of a trial was seen, so limits.trial.{name} did not apply to it")
         else:
             for name, value in (("tokens", usage.tokens), ("cost", usage.cost)):
                 if written[name] is not None and value is None:
@@ -369,19 +374,19 @@ class Trial:
         if processes:
             names = ", ".join(processes[:8]) + (", …" if len(processes) > 8 else "")
             where = f"{self._pending.sample.id}, trial {self._pending.trial}"
-            self._shared.notice(f"{where}: ended what an earlier attempt had left running in its workspace: {names}")
+            self._shared.notice(
+                f"{where}: ended processes that an earlier attempt had left running in its workspace: {names}"
+            )
 
     async def _ask_simulated_user(self, conversation: Conversation) -> str | None:
         """Return the simulated user's next message, which is on record before it is used; None: it stops."""
         user, replay, turn = self._shared.simulated_user, self._replay, conversation.turns
         assert user is not None and replay is not None
-        # The examples of a history are no part of what the user has said.
+        # The examples of a history are not part of what the user has said.
         messages = conversation.messages[0 if self._shared.spec.history is None else conversation.opening :]
         key = (turn, "responder", digest(conversation.messages), 1)
         if (step := replay.take(key)) is not None:
-            from holdfast.conversation.simulated_user import Decision  # which evals without one do not need
-
-            decision = msgspec.convert(step.response, Decision)
+            decision: Decision = msgspec.convert(step.response, load_reference(_DECISION))
         else:
             if self._shared.calls_stopped():
                 raise Halted
@@ -404,7 +409,7 @@ class Trial:
         try:
             return await self._shared.grading.after_turn(turn, case, self._pending)
         finally:
-            self._deadline.postpone(time.monotonic() - started)  # graders have time limits of their own
+            self._deadline.postpone(time.monotonic() - started)  # graders have their own time limits
 
     def _output(
         self,
@@ -446,10 +451,7 @@ class Trial:
 
 
 def without_secrets(reply: Reply, secrets: Secrets) -> Reply:
-    """Return a reply in which known secrets are replaced, before it is used: recorded or live, it is the same.
-
-    Paths of a workspace stay as they are.
-    """
+    """Replace known secrets in a reply, except in paths of a workspace; recorded and live replies are the same."""
     cleaned = secrets.clean(reply)
     return reply if cleaned is reply else replace(cleaned, files=reply.files)
 

@@ -1,6 +1,6 @@
 """A run that several workers share, on one machine or on many that see the same disk.
 
-prepare      one process alone: writes the manifest, borrows from other runs, and cuts what is left into chunks
+prepare      one process: writes the manifest, borrows from other runs, and cuts what is left into chunks
 run_worker   any number of processes: claim a chunk, work through it, claim the next; each writes only below
              `workers/<id>/`. The first to find everything done writes the report; the others wait, and take over if
              that process dies
@@ -8,40 +8,47 @@ run_worker   any number of processes: claim a chunk, work through it, claim the 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.data.readers import find_line_starts
-from holdfast.engine.log import RunLog
-from holdfast.engine.session import Loaded, load_run, open_run, open_session
-from holdfast.engine.sources import Chunks
-from holdfast.errors import Fault, RunBeingFinished, UsageError
+from holdfast.data.dataset import dataset_changed
+from holdfast.data.readers import LineStart, find_line_starts
+from holdfast.engine.loop import Supply
+from holdfast.engine.run import complete, open_run, report_estimate, work
+from holdfast.engine.session import Finisher, Worker, open_session
+from holdfast.errors import DataError, Fault, RunBeingFinished, UsageError
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
-from holdfast.plan.plan import Plan, estimate_graded, make_plan, unfinished_trials
+from holdfast.plan.plan import Plan, check_sample, find_pending, make_plan, unfinished_trials
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import one_or_all
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
 from holdfast.store.durable import slug
-from holdfast.store.index import load_index
-from holdfast.store.lease import RunLease
-from holdfast.store.run_lock import await_workers, finish, join, stand_by
-from holdfast.store.tail import Follower
+from holdfast.store.lease import LEASE_SECONDS, RunLease
+from holdfast.store.run_lock import await_workers, finish, stand_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
+    from holdfast.data.dataset import Sample
+    from holdfast.data.readers import Row
     from holdfast.display.types import Display
+    from holdfast.engine.brake import Brake
     from holdfast.engine.options import Options
+    from holdfast.engine.session import Session
     from holdfast.plan.identity import RunIdentity
+    from holdfast.plan.plan import PendingTrial
     from holdfast.spec.eval import Eval
-    from holdfast.store.index import Index
     from holdfast.store.rundir import RunDir
 
 
@@ -54,9 +61,9 @@ class SharedRun(NamedTuple):
 
 
 def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Outcome | SharedRun:
-    """Open a run, and cut what is left into chunks for about so many workers, which may join when this returns.
+    """Open a run, and cut what is left into chunks for about `workers` workers, which may then join.
 
-    Returns the outcome where nothing is left for workers.
+    Returns the outcome if nothing is left for workers.
     """
     _refuse_secrets(spec)
     with open_run(spec, options, display) as run:
@@ -65,7 +72,7 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
         identity, rundir = run.identity, run.rundir
         unfinished = list(unfinished_trials(identity.survey, identity.work, run.index, grades=not options.skip_graders))
         if not unfinished:
-            return run.complete()
+            return complete(run)
         if rundir.finished:
             rundir.reopen()
         run.log.open()
@@ -76,15 +83,12 @@ def prepare(spec: Eval, options: Options, workers: int, display: Display) -> Out
             eval=_with_limits(spec),
             folder=str(spec.folder.resolve()),
             eval_file=str(spec.document.path.resolve()) if spec.document.path else None,
-            accept_errors=options.accept_errors,
-            skip_graders=options.skip_graders,
-            log_samples=options.log_samples,
-            output_path=str(options.output_path.resolve()) if options.output_path else None,
             command=options.command,
+            **options.policy | {"output_path": options.output_path and str(Path(options.output_path).resolve())},
         )
         name = begin_round(rundir, claim_round).name
         run.log.write(f"divided in {name}: {len(unfinished)} trials in {len(chunks)} chunks; {run.plan}")
-        run.report_estimate()
+        report_estimate(run)
         return SharedRun(identity, rundir, run.plan)
 
 
@@ -96,7 +100,7 @@ def _starts(identity: RunIdentity, chunks: Sequence[tuple[int, int]]) -> list[tu
 
 
 def _with_limits(spec: Eval) -> dict[str, Any]:
-    """Return the eval's document with the limits in force, which a suite lowers to what is left of its own."""
+    """Return the eval's document with its effective limits, capped by the suite's remaining budget."""
     limits = spec.limits.model_dump(exclude_unset=True)
     return {**spec.document.data, "limits": limits} if limits else spec.document.data
 
@@ -104,8 +108,8 @@ def _with_limits(spec: Eval) -> dict[str, Any]:
 def _refuse_secrets(spec: Eval) -> None:
     if without_secrets(spec.document.data) != spec.document.data:
         raise UsageError(
-            "workers read the eval from the run directory, where no secrets are stored",
-            remedy="Name an environment variable where a header, a password or a URL's query is written out: ${NAME}",
+            "workers read the eval from the run directory, which stores no secrets",
+            remedy="Name an environment variable instead of writing out a header, a password or a URL's query: ${NAME}",
         )
 
 
@@ -126,7 +130,7 @@ def shared_eval(
         )
     folder, claim_round = newest
     target = claim_round.eval.get("target", {})
-    # An agent that does not name its model's server asks the server that is given here, through our proxy.
+    # An agent that names no model server asks the one given here, through our proxy.
     asks = "model" in target or (("python" in target or "command" in target) and not target.get("base_url"))
     served = one_or_all(base_urls) if asks else None
     values = ((("limits", "concurrency"), concurrency), (("target", "base_url"), served))
@@ -143,7 +147,7 @@ def run_worker(
     concurrency: int | str | None = None,
     base_urls: Sequence[str] = (),
 ) -> Outcome:
-    """Work on a shared run until nothing is left of it, and write the report if no other process does.
+    """Work on a shared run until nothing is left, and write the report unless another process does.
 
     `base_urls` are the addresses of the model as this worker sees it; they are in no key.
     """
@@ -154,7 +158,7 @@ def run_worker(
     try:
         spec, claim_round, folder = shared_eval(rundir, concurrency, base_urls)
     except UsageError:
-        if rundir.finished:  # as a job finds it that is started again too late
+        if rundir.finished:  # a job was restarted too late
             return Outcome(rundir, Plan(0, 0, 0, 0, 0), rundir.read_metrics(), None, already=True)
         raise
     options = replace(options, accept_errors=claim_round.accept_errors, skip_graders=claim_round.skip_graders)
@@ -166,51 +170,18 @@ def run_worker(
             remedy=f"Divide it again: {claim_round.command}",
         )
 
-    def acquire(rundir: RunDir, notice: Callable[[str], None], lost: Callable[[], None]) -> RunLease:
-        return join(rundir, worker, options.wait, notice, lost)
-
-    def load(identity: RunIdentity, _: Options, notice: Callable[[str], None]) -> Loaded:
-        return _load_worker(identity, rundir, worker, notice)
-
-    log = RunLog(rundir.workers / worker / "run.log")
     try:
-        with open_session(identity, options, display, log, acquire, load, worker=worker) as run:
+        with open_session(Worker(identity, options, worker), display) as run:
             if run.finished is not None:
                 return run.finished
             chunks = Chunks(run, claim_round, Claims(folder, len(claim_round.chunks), worker, rundir))
-            remaining, reason = run.work(chunks)
+            remaining, reason = work(run, chunks)
             if reason is None and chunks.all_done:
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
             spent = run.index.spent
             return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
-    except RunBeingFinished:  # that process may die over it
+    except RunBeingFinished:  # that process may die before it has finished
         return finish_run(identity, rundir, options, display, display.notice)
-
-
-def _load_worker(identity: RunIdentity, rundir: RunDir, worker: str, notice: Callable[[str], None]) -> Loaded:
-    """Read all records of a run. Only this worker's files are repaired: the others' owners may be writing them."""
-    journals = rundir.workers / worker
-    own = load_index(
-        lambda name: [journals / f"{name}.jsonl", *sorted(rundir.workers.glob(f"{worker}+*/{name}.jsonl"))],
-        repair=journals / "set-aside",
-        tails_only=True,  # others may know where our lines are
-    )
-    for damage in own.damage:
-        notice(f"{worker}: {damage}")
-    reader = rundir.read_index()
-    index, follower = reader.index, Follower(rundir, reader, skip_worker=worker)
-    identity.work.drop_unfit(index)
-    return Loaded(index, _plan(identity, index), follower=follower)
-
-
-def _plan(identity: RunIdentity, index: Index) -> Plan:
-    """Return what is left of a run, without looking up each trial while surely one of them has no output."""
-    survey, work = identity.survey, identity.work
-    total, outputs = survey.count * work.trials, len(index.outputs)
-    if outputs >= total:
-        return make_plan(survey, work, index)
-    graded = estimate_graded(index, survey.panels.mean)
-    return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
 
 
 def finish_run(
@@ -223,8 +194,8 @@ def finish_run(
 ) -> Outcome:
     """Write the report of a run whose chunks are all done, after grading what is left to grade.
 
-    Where another process does so, wait until it has; if that process dies, take over. `worker_lease` is released as
-    soon as nobody can take this process for dead.
+    If another process does so, wait for it, and take over if it dies. `worker_lease` is released once this
+    process holds the run's lease, or knows who does.
     """
     lease = finish(rundir)
     finisher = str(RunLease(rundir.lease).holder or "another worker")
@@ -232,15 +203,216 @@ def finish_run(
         worker_lease.release()
     if lease is None and (lease := stand_by(rundir, options.cancelled.is_set, notice)) is None:
         plan, spent = Plan(identity.survey.count, identity.work.trials, 0, 0, 0), None
-        if not rundir.finished:  # else nobody asks for more: a large run takes long to read, and all workers wait here
+        if not rundir.finished:  # else the numbers are not needed, and reading a large run takes long
             index = rundir.load(repair=False)
             plan, spent = make_plan(identity.survey, identity.work, index), index.spent
         return Outcome(rundir, plan, None, spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:
         await_workers(rundir)
-        alone = replace(options, grade_only=True, fresh=False, retry_failed=False, again=False)
-        log, held = RunLog(rundir.log), lease
-        with open_session(identity, alone, display, log, lambda *_: held, load_run) as run:
-            return replace(run.finished or run.complete(), grade_only=False)
+        with open_session(Finisher(identity, options, lease), display) as run:
+            return replace(run.finished or complete(run), grade_only=False)
     finally:
         lease.release()
+
+
+_AHEAD: Final = 8
+"""the next chunk is claimed when fewer trials than this are ready"""
+_LOOK_SECONDS: Final = min(0.5, LEASE_SECONDS / 10)
+_LONGEST_PAUSE: Final = 4 * _LOOK_SECONDS
+"""between two looks for a chunk"""
+_FOLLOW_SECONDS: Final = 10.0
+"""how often a worker reads what the others have spent, for budgets"""
+
+
+class Chunks(Supply):
+    """The trials of a worker, chunk by chunk.
+
+    The next chunk is claimed while the last trials of the previous one start, so that the window stays full. If no
+    chunk is free, the worker waits: a chunk becomes free when its owner dies or leaves.
+    """
+
+    def __init__(self, session: Session, claim_round: Round, claims: Claims) -> None:
+        super().__init__(iter(()))
+        self._session = session
+        self._round = claim_round
+        self._claims = claims
+        assert session.follower is not None
+        self._follower = session.follower
+        self._rows = _Rows(session, claim_round)
+        self._ready: deque[PendingTrial] = deque()
+        self._chunk_of: dict[str, int] = {}
+        """by trial in progress: its chunk"""
+        self._open: dict[int, int] = {}
+        """by chunk: how many of its trials have not ended"""
+        self._task: asyncio.Task[None] | None = None
+        self._found_none = False
+        """no chunk was free at the last look"""
+        self._over = False
+        self._failure: Fault | DataError | None = None
+        self._woken = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        limits = session.identity.spec.limits
+        self._has_budget = limits.max_cost is not None or limits.token_budget is not None
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True unless a chunk is being claimed. Chunks of other workers may become free at any time."""
+        return self._task is None or self._found_none
+
+    @property
+    def all_done(self) -> bool:
+        """True once all chunks of the round are done, by any worker."""
+        return self._over
+
+    def next(self) -> PendingTrial | None:
+        """Return the next trial of the claimed chunks, and claim ahead."""
+        if self._failure is not None:
+            raise self._failure
+        if len(self._ready) < _AHEAD and not self._over:
+            self._claim_ahead()
+        return self._ready.popleft() if self._ready else None
+
+    def ended(self, pending: PendingTrial) -> None:
+        """Mark a chunk as done when its last trial has ended: one rename for many trials, so it may block."""
+        chunk = self._chunk_of.pop(pending.key)
+        self._open[chunk] -= 1
+        if not self._open[chunk]:
+            del self._open[chunk]
+            self._claims.finish(chunk)
+            self._woken.set()
+
+    async def more(self, brake: Brake) -> bool:
+        """Wait for a chunk."""
+        while not (self._ready or self._over or self._failure or brake.pulled):
+            await brake.wait_for(self._claim_ahead())
+        return bool(self._ready or self._failure) and not brake.pulled
+
+    def _claim_ahead(self) -> asyncio.Task[None]:
+        """Start claiming a chunk, unless that is in progress."""
+        if self._following is None and self._has_budget:
+            self._following = asyncio.create_task(self._follow())
+        if self._task is None:
+            self._task = asyncio.create_task(self._fetch())
+        return self._task
+
+    async def close(self) -> None:
+        """Give back unfinished chunks, so that other workers can take them at once."""
+        tasks = [task for task in (self._task, self._following) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for chunk in self._open:
+            await asyncio.to_thread(self._claims.give_back, chunk)
+
+    async def _fetch(self) -> None:
+        try:
+            self._found_none, pause = False, _LOOK_SECONDS
+            while not self._over and not await self._claim_one():
+                self._found_none = True
+                self._woken.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), pause)
+                pause = min(_LONGEST_PAUSE, 1.5 * pause)
+        except (Fault, DataError) as error:
+            self._failure = error
+        except OSError as error:
+            self._failure = Fault(
+                "disk", f"cannot claim a chunk: {error}", remedy="Fix the disk, then rerun the same command to resume."
+            )
+        except Exception as error:  # whoever waits for a chunk must be told
+            self._failure = Fault("rejected", f"cannot claim a chunk: {error!r}")
+        finally:
+            self._task = None
+        self.arrived()
+
+    async def _claim_one(self) -> bool:
+        """Claim a chunk with unfinished trials; return False if none is free at the moment."""
+        while True:
+            claim = await asyncio.to_thread(self._claims.take)
+            if claim is None:
+                self._over = self._claims.over
+                return False
+            chunk, begun_before = claim
+            self._open[chunk] = 0  # claimed, so it is given back if the worker has to stop now
+            if begun_before:
+                await self._catch_up()
+            trials = await asyncio.to_thread(self._rows.pending, chunk)
+            if self._round.skip_graders:
+                trials = [pending for pending in trials if pending.output is None]
+            if not trials:
+                del self._open[chunk]
+                await asyncio.to_thread(self._claims.finish, chunk)
+                continue
+            self._open[chunk] = len(trials)
+            self._chunk_of.update((pending.key, chunk) for pending in trials)
+            self._ready.extend(trials)
+            return True
+
+    async def _catch_up(self) -> None:
+        """Read what the other workers have done and spent."""
+        async with self._one_at_a_time:
+            while news := await asyncio.to_thread(self._follower.read):
+                self._follower.apply(news)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            with suppress(OSError):  # the next read sees it
+                await self._catch_up()
+
+
+class _Rows:
+    """Reads the samples of chunks.
+
+    If each row is a line, reading starts at the chunk's first line. Otherwise rows are read in order, and again from
+    the beginning if chunks are not in order; rows of other workers' chunks are skipped without making samples.
+    """
+
+    def __init__(self, session: Session, claim_round: Round) -> None:
+        self._session = session
+        self._round = claim_round
+        self._rows: Iterator[tuple[str, Row]] = iter(())
+        self._next: int | None = None
+        """position of the row that comes next; None: nothing was read yet"""
+        self._last: tuple[int, Sample] | None = None
+        """the sample that was read last; the next chunk may have further trials of it"""
+
+    def pending(self, chunk: int) -> list[PendingTrial]:
+        """Return the unfinished trials of a chunk."""
+        identity, (first, end) = self._session.identity, self._round.chunks[chunk]
+        per_sample = identity.work.trials
+        unfinished = []
+        self._go_to(first // per_sample, chunk)
+        for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
+            panel = identity.survey.panels.panel_at(position)
+            for trial in range(1, per_sample + 1):
+                if first <= position * per_sample + trial - 1 < end:
+                    pending = find_pending(sample, trial, panel, identity.work, self._session.index)
+                    if pending is not None:
+                        unfinished.append(pending)
+        return unfinished
+
+    def _go_to(self, first: int, chunk: int) -> None:
+        """Move to the first row of a chunk, unless it is the row that comes next or was read last."""
+        dataset = self._session.identity.dataset
+        if self._next == first or (self._last is not None and self._last[0] == first):
+            return
+        if chunk < len(self._round.starts):
+            self._rows, self._next = dataset.rows_from(LineStart(*self._round.starts[chunk])), first
+        elif self._next is None or self._next > first:
+            self._rows, self._next = dataset.rows(), 0
+        deque(islice(self._rows, first - self._next), maxlen=0)
+
+    def _between(self, first: int, last: int) -> Iterator[tuple[int, Sample]]:
+        identity = self._session.identity
+        if self._last is not None and self._last[0] == first:
+            yield self._last
+            first += 1
+        for position in range(first, last + 1):
+            self._next = position + 1
+            row = next(self._rows, None)
+            if row is None:
+                raise dataset_changed("it has fewer rows now")
+            self._last = position, check_sample(identity.dataset.sample(row), identity.survey, position)
+            yield self._last

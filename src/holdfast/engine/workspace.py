@@ -53,7 +53,7 @@ class Workspace:
     def begin(self) -> list[str]:
         """Restore the folder as it was when the last turn ended, unless nothing has changed it since.
 
-        Return the processes that still ran in it, and were ended first. There can be none before the folder exists.
+        Return the processes that still ran in the folder, which were ended first.
         """
         survivors = []
         if not self._untouched:
@@ -82,7 +82,7 @@ class Workspace:
 
     @property
     def partial(self) -> PartialFiles | UnsetType:
-        """What the files that were saved last lack, because the folder is too large."""
+        """The files that the last snapshot lacks, because the folder is too large."""
         return UNSET if self._snapshots.partial is None else self._snapshots.partial
 
     @property
@@ -158,7 +158,7 @@ class Workspaces:
 
 
 def _folder(name: str) -> Path:
-    """Return a path that is the same after a crash: agents tell it to their models, and have to repeat that."""
+    """Return a path that stays the same after a crash: agents mention it in requests, which must stay the same."""
     parent = Path(tempfile.gettempdir(), f"holdfast-{os.getuid()}")
     parent.mkdir(mode=0o700, exist_ok=True)
     status = parent.lstat()

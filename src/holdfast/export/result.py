@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.data.dataset import Dataset
 from holdfast.display.notebook import html_table, html_text
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores
 from holdfast.report.gate import Rules, gate_run, margin_of
@@ -125,10 +125,10 @@ def load_run(path: str | Path) -> Run:
     metrics = view.metrics
     if metrics is None:
         reason = f"resume it with `{shlex.join(['holdfast', 'resume', str(path)])}`"
-        return Run(Path(path), finished=False, metrics=None, exit_code=3, reason=reason)
+        return Run(Path(path), finished=False, metrics=None, exit_code=Exit.UNFINISHED, reason=reason)
     gate = view.rundir.read_gate()
-    met = gate is None or gate.passed
-    return Run(Path(path), finished=True, metrics=metrics, exit_code=0 if met else 1, reason=None)
+    code = Exit.FINISHED if gate is None or gate.passed else Exit.GATE_FAILED
+    return Run(Path(path), finished=True, metrics=metrics, exit_code=code, reason=None)
 
 
 def compare(first: Run | str | Path, second: Run | str | Path) -> Comparison:

@@ -1,11 +1,9 @@
 """Users' Python functions, for targets, graders, tools and simulated users.
 
-`loading`    finds a function by its file or module, loads it once, and says what code it depends on
-`observing`  notes which files of the project functions read
-`calling`    calls a function with the values that its parameters name, and describes what it raises
-`callables`  identifies functions that are passed from Python, also those of a notebook
-`blocks`     replaces functions in blocks that are passed from Python by references
-`states`     remembers the values that identify an object which a run changes
+`loading`    finds a function by its file or module, loads it once, and identifies the code it depends on
+`observing`  records which files of the project functions read
+`calling`    calls a function with the values that its parameters name, and describes its exceptions
+`callables`  functions that are passed from Python, even from a notebook: their references and identities
 """
 
 from holdfast.functions.calling import Function as Function

@@ -1,10 +1,16 @@
 """Functions and objects that are passed from Python: their references, and their identities.
 
 A function or class of a file is identified by the file's code, as in an eval file, and by the values that it carries:
-closed-over ones, and the state of the object whose method it is (`functions.states`). A function that was typed into a
-notebook or an interpreter has no file. It is identified by its own code, and by the parts of the session that it uses:
-other functions and classes that were typed in, modules that are the user's files, and global variables with plain
-values (text, numbers, lists, mappings). Parts that cannot be covered are listed in `Callables.uncovered`.
+closed-over ones, and the state of the object whose method it is. An agent that opens a client, counts calls or fills
+a cache is the same agent in the next run: changes by a run are not part of the key, changes between two runs are.
+
+A function that was typed into a notebook or an interpreter has no file. It is identified by its own code, and by the
+parts of the session that it uses: other functions and classes that were typed in, modules that are user files, and
+global variables with plain values (text, numbers, lists, mappings). `Callables.uncovered` lists parts that cannot be
+covered.
+
+In a block, a function is replaced by a reference like in an eval file, and a digest of the values that the function
+carries becomes the block's version.
 """
 
 from __future__ import annotations
@@ -16,7 +22,10 @@ import inspect
 import re
 import sys
 import textwrap
+import weakref
+from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
@@ -34,12 +43,12 @@ from holdfast.functions.loading import (
     module_is_current,
     users_file,
 )
-from holdfast.functions.states import keep, recall, release
 from holdfast.spec.fingerprint import scan, token_bytes
+from holdfast.spec.grader_schema import TAKEN_NAMES
 from holdfast.spec.target_schema import SESSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 _CHANGES: Final = frozenset(
     {"append", "add", "update", "setdefault", "pop", "popitem", "extend", "insert", "clear", "remove", "discard"}
@@ -49,7 +58,7 @@ _CHANGES: Final = frozenset(
 
 @dataclass
 class Callables:
-    """Functions passed from Python, by the references that the eval has instead."""
+    """Functions passed from Python, by the references that replace them in the eval."""
 
     functions: dict[str, Any] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
@@ -57,10 +66,10 @@ class Callables:
     _added: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
     def add(self, function: Callable[..., Any]) -> tuple[str, str | None]:
-        """Add a function; returns its reference, and a version for the values that it carries."""
+        """Add a function; return its reference, and a version for the values that it carries."""
         if isinstance(function, functools.partial):
             raise UsageError(
-                "a functools.partial has no source of its own, so Holdfast cannot detect when its arguments change",
+                "a functools.partial has no source code, so Holdfast cannot detect when its arguments change",
                 remedy="Write a function that calls it.",
             )
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -86,21 +95,69 @@ class Callables:
         return reference, digest(carried) if carried else None
 
     def release(self) -> None:
-        """Note the state of all functions and objects at the end of a run."""
+        """Record the state of all functions and objects at the end of a run."""
         for function in self._added:
             for owner, values in _owned(function):
-                release(owner, values)
+                _release(owner, values)
+
+
+def capture_grader(grader: Mapping[str, Any] | Callable[..., Any], captured: Callables) -> Any:
+    """Return a grader's block. A bare function is a Python grader with the function's name."""
+    named = {"type": "python", "name": _grader_name(grader)} if callable(grader) else {}
+    return {**named, **capture_block(grader, "function", captured)}
+
+
+def capture_block(value: Any, key: str, captured: Callables, *, allow_class: bool = False) -> Any:
+    """Return a block with references in place of its functions, which are added to `captured`.
+
+    A bare function stands for the block that has the function under `key`. With `allow_class`, a class may be there
+    too.
+    """
+    if callable(value):
+        value = {key: value}
+    if not isinstance(value, Mapping):
+        return value  # validating the eval reports the problem
+    block: dict[str, Any] = {}
+    versions: list[str] = []
+
+    def capture(inner: Any, *, class_allowed: bool = False) -> Any:
+        if inspect.isclass(inner) and not class_allowed:
+            raise UsageError(
+                f"{inner.__qualname__} is a class; only targets may be classes", remedy="Pass an object of that class."
+            )
+        if callable(inner):
+            inner, version = captured.add(inner)
+            versions.extend([] if version is None else [version])
+        return inner
+
+    for name, inner in value.items():
+        if name == "tools" and isinstance(inner, list | tuple):
+            block[name] = [capture_block(tool, "python", captured) for tool in inner]
+        elif name == "state" and isinstance(inner, Mapping):
+            block[name] = {hook: capture(function) for hook, function in inner.items()}
+        else:
+            block[name] = capture(inner, class_allowed=allow_class and name == key)
+    if versions:
+        version = block.get("version")
+        block["version"] = versions[0] if len(versions) == 1 and version is None else digest([version, *versions])
+    return block
+
+
+def _grader_name(function: Callable[..., Any]) -> str:
+    """Return a function's name, or the name of a callable object's class; reserved names get a suffix."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return f"{name}_function" if name in TAKEN_NAMES else name
 
 
 def _changed_since(file: str, name: str) -> UsageError:
     return UsageError(
         f"{file} has changed since {name} was imported from it",
-        remedy="Import it again (importlib.reload, or restart Python), so that what runs is what is read.",
+        remedy="Import it again (importlib.reload, or restart Python), so that the file's current code runs.",
     )
 
 
 def _plain(function: Callable[..., Any]) -> Any:
-    """Return the holder of the code: the function behind decorators and methods, or the class of a callable object."""
+    """Return the holder of the code: the undecorated function, or the class of a method or a callable object."""
     plain = inspect.unwrap(function)
     if inspect.ismethod(plain):
         owner = plain.__self__
@@ -109,7 +166,7 @@ def _plain(function: Callable[..., Any]) -> Any:
 
 
 def _layers(value: Any) -> list[Any]:
-    """Return a function and those that its decorators wrap, innermost last."""
+    """Return a function and the functions that its decorators wrap, innermost last."""
     layers = [value]
     while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and inner not in layers:
         layers.append(inner)
@@ -117,12 +174,12 @@ def _layers(value: Any) -> list[Any]:
 
 
 def _file(function: Callable[..., Any]) -> str | None:
-    """Return the file that defines a function; None where the function was typed in."""
+    """Return the file that defines a function; None if the function was typed in."""
     plain = inspect.unwrap(function)
     code = getattr(plain, "__code__", None)
     holder = plain if inspect.isroutine(plain) or inspect.isclass(plain) else type(plain)
     methods = [method for _, method in methods_of(holder)] if inspect.isclass(holder) else []
-    try:  # methods name their file; Python finds that of a class by its module's name
+    try:  # methods name their file; Python finds a class's file only by its module's name
         file = inspect.getsourcefile(methods[0] if methods else holder)
     except (TypeError, OSError):
         file = None
@@ -152,26 +209,26 @@ def _typed_in(value: Any) -> bool:
 
 
 def _carried_values(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the values that a function carries beside its source, as they were at its first use."""
+    """Return the values that a function carries besides its source, as of its first use."""
     carried: dict[str, Any] = {}
     for owner, values in _owned(function):
-        identity = recall(owner, values)
+        identity = _recall(owner, values)
         if not _is_json(identity):
             raise UsageError(
                 f"{getattr(function, '__qualname__', function)} captures {', '.join(identity)}, whose changes "
                 "Holdfast cannot detect",
-                remedy="Give plain values (texts, numbers, lists), or a function that makes what it needs itself.",
+                remedy="Use plain values (texts, numbers, lists), or a function that creates what it needs.",
             )
-        keep(owner, identity)
+        _keep(owner, identity)
         carried |= identity
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None and "<" in code.co_qualname:
-        carried["code"] = _code_digest(code)  # a lambda's name does not tell it from the others of its file
+        carried["code"] = _code_digest(code)  # a lambda's name is not unique in its file
     return carried
 
 
 def _owned(function: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the carriers of values: the object whose method it is, and the function or class with its closures."""
+    """Yield the carriers of values: the object of a method, and the function or class with its closures."""
     plain = inspect.unwrap(function)
     owner = plain.__self__ if inspect.ismethod(plain) else None if inspect.isroutine(plain) else plain
     if owner is not None and not inspect.ismodule(owner) and not inspect.isclass(owner):
@@ -200,7 +257,7 @@ def _closed_over_by_methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, also those in slots."""
+    """Yield an object's attributes, including slots."""
     yield from getattr(owner, "__dict__", {}).items()
     for kind in type(owner).__mro__:
         for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
@@ -227,6 +284,69 @@ def _constant(value: Any) -> str:
     if isinstance(value, frozenset) and not all(isinstance(inner, int) for inner in value):
         return f"frozenset({sorted(map(repr, value))})"
     return repr(value)
+
+
+@dataclass
+class _State:
+    values: dict[str, Any]
+    """the values that identify the object"""
+    marks_after_run: dict[str, object] | None = None
+    """marks of the values at the end of the last run; None while a run uses the object"""
+
+
+_states: dict[int, tuple[Callable[[], Any], _State]] = {}
+"""by the object's `id`: objects need not be hashable"""
+
+
+def _recall(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that identify an object: from its first use, updated by changes between runs."""
+    state = _state_of(owner)
+    if state is None:
+        return dict(values)
+    identity = dict(state.values)
+    if state.marks_after_run is None:
+        return identity
+    marks = _marks(values)
+    for name in {*state.marks_after_run, *marks}:
+        if state.marks_after_run.get(name) != marks.get(name):
+            identity.pop(name, None)
+            if name in values:
+                identity[name] = values[name]
+    return identity
+
+
+def _keep(owner: Any, values: Mapping[str, Any]) -> None:
+    """Keep the values that identify an object while a run uses it."""
+    number = id(owner)
+    alive: Callable[[], Any]
+    try:
+        alive = weakref.ref(owner, lambda _: _states.pop(number, None))
+    except TypeError:  # it has only slots: kept alive, or another object could get its id
+        alive = lambda: owner  # noqa: E731
+    _states[number] = alive, _State(deepcopy(dict(values)))
+
+
+def _release(owner: Any, values: Mapping[str, Any]) -> None:
+    """Record the values of an object at the end of a run."""
+    if (state := _state_of(owner)) is not None:
+        state.marks_after_run = _marks(values)
+
+
+def _state_of(owner: Any) -> _State | None:
+    alive, state = _states.get(id(owner), (lambda: None, None))
+    return state if alive() is owner else None
+
+
+def _marks(values: Mapping[str, Any]) -> dict[str, object]:
+    return {name: _mark(value) for name, value in values.items()}
+
+
+def _mark(value: Any) -> object:
+    """Return a mark that distinguishes a value from others: its content, or its identity."""
+    try:
+        return msgspec.json.encode(value, order="deterministic")
+    except (TypeError, ValueError, RecursionError):
+        return type(value), id(value)
 
 
 class _Session:
@@ -301,7 +421,7 @@ class _Session:
             self.uncovered.append(name)
 
     def _add_imported(self, name: str, value: Any) -> None:
-        """Add a module, or a name imported from one, if it is a file of the user's."""
+        """Add a module, or a name imported from a module, if the module is a user's file."""
         module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
         if module is None or (file := users_file(module)) is None:
             return
@@ -320,14 +440,14 @@ def _value_digest(value: Any) -> str:
 
 
 def _source(function: FunctionType) -> tuple[str | None, ast.AST | None]:
-    """Return a function's source and its syntax tree, where Python has them; not for lambdas, whose line holds more."""
+    """Return a function's source and syntax tree, if Python has them; not for lambdas, whose lines contain more."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, None
     if function.__name__ == "<lambda>" or not any(find_compiled(text, function.__code__)):
-        return None, None  # such as code that was typed in later under the same name
+        return None, None  # such as code that was typed in later under this name
     return text, tree
 
 
@@ -341,7 +461,7 @@ def _globals_used(code: CodeType) -> Iterator[str]:
 
 
 def _changed_names(tree: ast.AST) -> Iterator[str]:
-    """Yield variables that a function visibly changes: its own counters and caches are not part of its identity."""
+    """Yield variables that a function visibly changes: counters and caches are not part of its identity."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             yield from node.names

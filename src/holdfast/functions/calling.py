@@ -1,7 +1,6 @@
-"""Calls users' functions with the values that their parameters name, and without trust.
+"""Calls users' functions, without trusting them, with the values that their parameters name.
 
-A synchronous function runs in a daemon thread: one that never returns can be abandoned, and does not keep the process
-from exiting.
+A synchronous function runs in a daemon thread: if it never returns, it can be abandoned, and the process can exit.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _LONGEST_TRACE: Final = 8000
 
 
 class Function:
-    """A user's function and the parameters it asks for."""
+    """A user's function and its parameters."""
 
     def __init__(
         self, function: Callable[..., Any], offered: tuple[str, ...], where: str, *, takes_fields: bool = False
     ) -> None:
-        """Refuse a function that cannot be called with what it is offered.
+        """Refuse a function that cannot be called with the offered values.
 
         With `takes_fields`, further parameters without a default are fields of the row: they are listed in `fields`.
         """
@@ -76,13 +75,13 @@ class Function:
         return [name for name in self.fields if name not in fields]
 
     def of_row(self, fields: Mapping[str, Any], kind: AttemptKind) -> dict[str, Any]:
-        """Return the values of parameters that are fields of the row; raise AttemptError where one is missing."""
+        """Return the values of parameters that are fields of the row; raise AttemptError if a field is missing."""
         if lacking := self.lacking(fields):
             raise AttemptError(kind, f"{self} asks for {', '.join(lacking)}, which this row does not have", retry=False)
         return {name: fields[name] for name in self.fields}
 
     async def __call__(self, offered: Mapping[str, Any]) -> Any:
-        """Call the function with those of the offered values that it names."""
+        """Call the function with the offered values that its parameters name."""
         arguments = dict(offered) if self.takes_all else {name: offered[name] for name in self.names if name in offered}
         try:
             with running:
@@ -90,7 +89,7 @@ class Function:
                     return await self._function(**arguments)
                 result = await _in_thread(functools.partial(self._function, **arguments))
                 return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # it ends the function, not the run
+        except SystemExit as error:  # ends the function, not the run
             raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
         except KeyboardInterrupt as error:  # not from Ctrl-C, for which the run has its own handler
             raise RuntimeError(f"the function raised KeyboardInterrupt: {error}") from error
@@ -103,7 +102,7 @@ class Function:
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception of a user's code with the line that raised it: `agent.py:12: ValueError: odd`."""
+    """Describe an exception in a user's code with the line that raised it: `agent.py:12: ValueError: odd`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = next((frame for frame in reversed(frames) if not _is_ours(frame)), None)
     where = f"{Path(place.filename).name}:{place.lineno}: " if place is not None else ""
@@ -113,14 +112,14 @@ def describe_error(error: BaseException) -> str:
 def user_error(
     kind: AttemptKind, error: BaseException, message: str | None = None, *, retry: bool = True
 ) -> AttemptError:
-    """Return an exception of a user's code as a failed attempt, with its traceback."""
+    """Return a failed attempt for an exception in a user's code, with its traceback."""
     failed = AttemptError(kind, redact(message or describe_error(error)), retry=retry)
     failed.traceback = user_traceback(error)
     return failed
 
 
 def user_traceback(error: BaseException) -> str:
-    """Format a traceback without Holdfast's frames and without secrets; a long one is cut in the middle."""
+    """Format a traceback without Holdfast's frames and secrets; a long traceback is cut in the middle."""
     whole = part = traceback.TracebackException.from_exception(error)
     visited: list[traceback.TracebackException] = []
     while part is not None and part not in visited:
@@ -164,13 +163,13 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    context = contextvars.copy_context()  # which says inside which call it runs
+    context = contextvars.copy_context()  # identifies the surrounding call
     threading.Thread(target=context.run, args=[run], name="holdfast-function", daemon=True).start()
     return await future
 
 
 def _instead_of(error: BaseException, message: str) -> RuntimeError:
-    """Return an exception that a future can hold, caused by one that it cannot."""
+    """Wrap an exception that a future cannot hold."""
     held = RuntimeError(message)
     held.__cause__ = error
     return held

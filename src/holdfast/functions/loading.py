@@ -1,11 +1,11 @@
 """Users' functions by `file.py:name` or `package.module:name`: found, loaded once, and fingerprinted.
 
 A file is loaded once in a process, whatever it does to `sys.path` and however many of its functions are used, and so
-are the modules that it imports: all functions see the same global variables. It is loaded again only when its code, or
-that of a module it imports, has changed on disk.
+are the modules that it imports: all functions share global variables. It is loaded again only when its code, or the
+code of a module that it imports, has changed on disk.
 
-Fingerprints come from reading. Where reading does not show everything (`Scan.doubtful`), the file is loaded, and the
-files that it really imported are added. A plan, which runs nothing, takes them from the last run (`spec.fingerprint`).
+Fingerprints come from reading. If reading does not show everything (`Scan.doubtful`), the file is loaded, and the files
+that it actually imported are added. A plan, which runs nothing, takes them from the last run (`spec.learning`).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Reference(NamedTuple):
     """A function that an eval names, as `file.py:name` or `package.module:name`."""
 
     path: Path | None
-    """the local file; None where the module is installed"""
+    """the local file; None if the module is installed"""
     module: str | None
-    """the module's name; None where a file is named"""
+    """the module's name; None if a file is named"""
     name: str
     """in the file or module"""
 
@@ -77,9 +77,9 @@ def function_source(
 ) -> tuple[str, dict[str, str]]:
     """Return a function's name and what identifies its code; `where` is the place in the eval file, for messages.
 
-    Local code is identified by digests, installed code by its distribution. `functions` are those that were handed over
-    from Python, whose files are loaded already. The code of a function that was typed in is in no file;
-    `functions.callables` has put its digest into `version`.
+    Local code is identified by digests, installed code by its distribution. `functions` were passed from Python, so
+    their files are loaded already. The code of a typed-in function is in no file; `functions.callables` has put its
+    digest into `version`.
     """
     if reference.startswith(SESSION):
         note_files([SESSION_FILE])
@@ -110,7 +110,7 @@ def function_source(
         files = learn(about, list[str], imports, unknown)
         if files is not None and loaded is read:  # an earlier run has learned which files it imports
             loaded = scan(path, folder, more=[*packages, *(Path(file) for file in files if is_file(Path(file)))])
-    except Exception:  # of the user's file; `load_function` reports it
+    except Exception:  # in the user's file; `load_function` reports it
         return name, read.digests
     note_files(loaded.files)
     return name, loaded.digests
@@ -123,7 +123,7 @@ def module_source(module: str, folder: Path) -> dict[str, str]:
     path = local_module(module)
     if path is None:
         if not may_run() and local_module(module.partition(".")[0]) is not None:
-            return {}  # looking for a module imports the package around it
+            return {}  # searching for a module imports its package
         spec = importlib.util.find_spec(module)
         path = Path(spec.origin) if spec is not None and spec.origin else None
         if path is None:
@@ -136,12 +136,12 @@ def module_source(module: str, folder: Path) -> dict[str, str]:
 
 
 def find_function(reference: str, folder: Path, where: str) -> Reference:
-    """Find the file or module of a function; raises ConfigError where there is none."""
+    """Find the file or module of a function; raise ConfigError if it does not exist."""
     place, _, name = reference.rpartition(":")
     if reference.startswith(SESSION):
         raise ConfigError(
             [Problem(where, f"{name} is defined in a notebook or interpreter, not in a file")],
-            remedy="Run it from there, by the same call of holdfast.evaluate, or put it into a .py file.",
+            remedy="Call holdfast.evaluate there again, or move the function to a .py file.",
         )
     if not place.endswith(".py"):
         if not _has_module(place):
@@ -160,7 +160,7 @@ def find_function(reference: str, folder: Path, where: str) -> Reference:
 
 
 def parameters_of(reference: str, folder: Path, functions: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the names of a function's parameters, without running its file; None where the file does not tell."""
+    """Return the names of a function's parameters without running its file; None if the file does not show them."""
     if reference in functions:
         function = functions[reference]
         called = function.__call__ if inspect.isclass(function) else function
@@ -174,7 +174,7 @@ def parameters_of(reference: str, folder: Path, functions: Mapping[str, Any]) ->
         path, _, name = find_function(reference, folder, "")
         body: list[ast.stmt] = [] if path is None else ast.parse(path.read_bytes()).body
     except (HoldfastError, OSError, SyntaxError, ValueError):
-        return None  # whoever calls the function says so
+        return None  # calling the function reports it
     for part in (name, "__call__"):
         node = next((each for each in body if getattr(each, "name", None) == part), None)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
@@ -187,21 +187,21 @@ def parameters_of(reference: str, folder: Path, functions: Mapping[str, Any]) ->
 
 def _has_module(name: str) -> bool:
     if not may_run():
-        name = name.partition(".")[0]  # looking for a module imports the packages around it
+        name = name.partition(".")[0]  # searching for a module imports its packages
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-    except Exception:  # of a package around it: importing the module reports it
+    except Exception:  # raised by its package: importing the module reports it
         return True
 
 
 def load_function(
     reference: str, folder: Path, where: str, functions: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Import the file or module and take the function; `where` is the place in the eval file, for messages.
+    """Import the file or module and return the function; `where` is the place in the eval file, for messages.
 
-    `functions` are those that were handed over from Python.
+    `functions` were passed from Python.
     """
     if functions is not None and reference in functions:
         observe(folder)
@@ -215,10 +215,10 @@ def load_function(
             module = _load(location.path.resolve(), folder, location.module).module
     except ConfigError:
         raise
-    except Exception as error:  # of any kind, raised by the user's file
+    except Exception as error:  # any exception of the user's file
         message = f"{location} cannot be imported: {describe_error(error)}"
         missing = isinstance(error, ModuleNotFoundError)
-        remedy = f"Install it for {sys.executable}, or put it beside the file." if missing else None
+        remedy = f"Install it for {sys.executable}, or put it in the file's folder." if missing else None
         raise ConfigError([Problem(where, message)], remedy=remedy) from error
     function: Any = module
     try:
@@ -249,7 +249,7 @@ def _suggest(module: Any, name: str) -> str:
 
 
 class _Loaded(msgspec.Struct, frozen=True):
-    """A user's file that is loaded, with the digests of its code at that time."""
+    """A loaded user's file, with the digests of its code at that time."""
 
     module: Any
     scan: Scan
@@ -268,8 +268,8 @@ _digests: dict[Path, str] = {}
 class _SourceLoader(SourceFileLoader):
     """Loads users' modules, and uses cached bytecode only if it certainly belongs to the source.
 
-    Python accepts bytecode if the source's size and modification time, in whole seconds, match. Keys are made of the
-    source itself, so bytecode written in the second of the last change could belong to another key.
+    Python accepts bytecode if the source's size and modification time, in whole seconds, match. Keys are digests of
+    the source, so bytecode written in the second of the last change could belong to another key.
     """
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -306,7 +306,7 @@ def _distrust_bytecode() -> None:
 
 
 def _load(path: Path, folder: Path, module_name: str | None = None) -> _Loaded:
-    """Load a file as it is now, at most once; under a module's name where it was named so."""
+    """Load the current version of a file, at most once; under its module's name if the eval names a module."""
     earlier = _modules.get(path)
     if earlier is not None and earlier.is_current:
         return earlier
@@ -338,7 +338,7 @@ def _import_anew(name: str) -> Any:
 
 
 def _imported_already(path: Path, module_name: str) -> Any:
-    """Return the module if the running script is it or has imported it, so that it does not run twice."""
+    """Return the module if it is the running script, or was imported by it, so that it does not run twice."""
     for name in (module_name, "__main__"):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -365,7 +365,7 @@ def _execute(path: Path) -> Any:
         sys.modules.pop(path.stem, None)
         raise ImportError(f"it calls sys.exit({error.code!r}) when it is imported") from error
     except BaseException:
-        sys.modules.pop(path.stem, None)  # so that the next import does not get half of it
+        sys.modules.pop(path.stem, None)  # or the next import would get half of it
         raise
     finally:
         if before is not None and users_file(before) is None:
@@ -374,9 +374,9 @@ def _execute(path: Path) -> Any:
 
 
 def _forget_stale(path: Path, read: Scan, earlier: _Loaded | None) -> None:
-    """Forget imported modules that have changed on disk, or whose name now stands for another file.
+    """Forget imported modules that have changed on disk, or whose names refer to other files here.
 
-    Two files may each import a `util` of their own. Modules that are current stay, so that files share them.
+    Two files may each import their own `util`. Current modules stay, so that files share them.
     """
     local = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in read.digests}
     files = {**(earlier.scan.files if earlier is not None else {}), **read.files}
@@ -390,7 +390,7 @@ def _forget_stale(path: Path, read: Scan, earlier: _Loaded | None) -> None:
 
 
 def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
-    """Return True where the code that would run is the code in the file, which may change after its import."""
+    """Return True if the code that would run is the code in the file, which may have changed since its import."""
     plain = inspect.unwrap(function)
     if (code := getattr(plain, "__code__", None)) is not None:
         codes = [code]
@@ -404,7 +404,7 @@ def is_what_the_file_says(function: Callable[..., Any], file: str) -> bool:
 
 
 def methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions written in a class, by name, without decorators and without those that `dataclass` adds."""
+    """Yield a class's own functions by name, undecorated and without the ones that `dataclass` adds."""
     for name, value in vars(kind).items():
         inner = inspect.unwrap(getattr(value, "__func__", None) or getattr(value, "fget", None) or value)
         if isinstance(inner, FunctionType) and inner.__code__.co_qualname == f"{kind.__qualname__}.{inner.__name__}":
@@ -435,20 +435,20 @@ def _code_parts(text: str | bytes, filename: str) -> tuple[CodeType, ...]:
 
 
 def module_is_current(module: ModuleType, file: Path) -> bool:
-    """Return True where the functions of a loaded module are those in its file."""
+    """Return True if the functions of a loaded module are the functions in its file."""
     values = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     return all(is_what_the_file_says(value, str(file)) for value in values if isinstance(value, FunctionType))
 
 
 def imported_files(parts: tuple[str, ...]) -> list[Path]:
-    """Return the users' files behind `a.b.c`, where it is imported."""
+    """Return the users' files of an imported module `a.b.c` and its packages."""
     names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     files = (users_file(sys.modules[name]) for name in names if name in sys.modules)
     return [file for file in files if file is not None]
 
 
 def users_file(module: Any) -> Path | None:
-    """Return the file of a user's module; None for modules of Python, of installed packages and of Holdfast."""
+    """Return the file of a user's module; None for modules of Python, installed packages and Holdfast."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py") or str(name).partition(".")[0] == "holdfast":
         return None
@@ -458,5 +458,5 @@ def users_file(module: Any) -> Path | None:
 
 @cache
 def _is_installed(file: str) -> bool:
-    """Return True for an installed file; cached, since thousands of modules are looked at."""
+    """Return True for an installed file; cached, because thousands of modules are examined."""
     return is_installed(file) or is_installed(os.path.realpath(file))

@@ -1,14 +1,14 @@
-"""Notes which files of a project users' code reads while it runs in this process, and which of its files read them.
+"""Records which files of a project users' code reads while it runs in this process, and which of its files read them.
 
-Keys are made by reading code, before it runs. What the code opens then, or imports by a name that it computes, is seen
-by an audit hook. A read counts for the innermost file of the user on the stack, whatever library opened it: that file
-may keep the content for all its functions. What Holdfast itself reads does not count, nor what the user's program reads
-while none of its functions runs for Holdfast.
+Keys are computed by reading code before it runs. An audit hook sees the files that the code then opens, or imports by
+computed names. A read counts for the innermost user file on the stack, whatever library opened the file: the user file
+may keep the content for all its functions. Reads by Holdfast do not count, nor do reads by the user's program while
+none of its functions runs for Holdfast.
 
-Not seen: files that C libraries, other processes and threads without code of the user open. Not noted: hidden files and
-folders, installed packages, what lies outside of the folders of the eval and its code, and what the code itself writes.
+Invisible are files that C libraries, other processes and threads without user code open. Ignored are hidden files and
+folders, installed packages, files outside the folders of the eval and its code, and files that the code itself writes.
 
-An audit hook stays for the life of the process. It is added with the first file that is loaded.
+An audit hook stays for the life of the process. It is added when the first file is loaded.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from typing import Any, Final, NamedTuple
 from holdfast.spec.fingerprint import SESSION_FILE, is_installed
 
 _OURS: Final = "holdfast"
-"""stands for the files of Holdfast, which are no user's"""
+"""stands for Holdfast's files"""
 _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 _BETWEEN: Final = frozenset(f"{_PACKAGE}functions/{name}" for name in ("loading.py", "calling.py", "observing.py"))
-"""files of Holdfast that stand between a user's file and what it imports"""
+"""Holdfast's files that are on the stack between a user's file and its imports"""
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _MOST: Final = 100_000
-"""paths that are remembered because they do not count, or were written"""
+"""limit of remembered paths that are ignored, or were written"""
 
 Stamp = tuple[int, int, int]
 """size, time of the last change in nanoseconds, and inode of a file"""
 
 
 class Read(NamedTuple):
-    """A file that code of the user has opened."""
+    """A file that the user's code has opened."""
 
     source: str
-    """the file of the user that opened it, absolute"""
+    """the user's file that opened it, absolute"""
     path: str
     """absolute"""
     stamp: Stamp | None
-    """as it was then; None if it did not exist"""
+    """at that time; None if the file did not exist"""
     product: bool = False
-    """the code has written it itself, so it is no input"""
+    """the code has written the file itself, so it is not an input"""
 
 
 class Running:
-    """How many functions of the user run for Holdfast just now."""
+    """Counts the user's functions that are running for Holdfast."""
 
     count = 0
 
@@ -62,7 +62,7 @@ class Running:
 
 running: Final = Running()
 reads: Final[list[Read]] = []
-"""all reads of this process so far; one that finds a file as it was before is not repeated"""
+"""all reads of this process so far; reading an unchanged file again adds nothing"""
 _stamps: Final[dict[tuple[str, str], Stamp | None]] = {}
 _written: Final[set[str]] = set()
 _products: Final[set[str]] = set()
@@ -71,14 +71,14 @@ _ignored: Final[set[str]] = set()
 _roots: set[str] = set()
 _excluded: set[str] = set()
 _prefixes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-"""what paths begin with that count, and among them those that do not"""
+"""prefixes of paths that count, and of excluded paths among them"""
 _sources: Final[dict[str, str | None]] = {}
-"""by the name of a code's file: the user's file, `_OURS`, or None for libraries"""
+"""by the file name of code: the user's file, `_OURS`, or None for libraries"""
 _is_installed = False
 
 
 def observe(*folders: Path) -> None:
-    """Note from now on what code of the user reads below these folders."""
+    """Record reads by the user's code below these folders from now on."""
     global _is_installed
     _roots.update(_spellings(folders))
     _use_folders()
@@ -88,7 +88,7 @@ def observe(*folders: Path) -> None:
 
 
 def exclude(folder: Path) -> None:
-    """Do not note what is read below a folder, such as that of runs."""
+    """Ignore reads below a folder, such as the folder of runs."""
     _excluded.update(_spellings([folder]))
     _use_folders()
 
@@ -153,7 +153,7 @@ def _note_read(source: str, full: str) -> None:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """Return the stamp of a file as it is now; None if there is none."""
+    """Return the current stamp of a file; None if the file does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def _note_product(source: str, full: str) -> None:
 
 
 def _reader() -> str | None:
-    """Return the innermost file of the user on the stack that runs for Holdfast; None if there is none."""
+    """Return the innermost user file on the stack that runs for Holdfast, if any."""
     frame, reader = sys._getframe(3), None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -187,7 +187,7 @@ def _reader() -> str | None:
         elif source is _OURS or name in _BETWEEN:
             return reader
         frame = frame.f_back  # type: ignore[assignment]
-    return reader if running.count else None  # a thread that a function has started
+    return reader if running.count else None  # a thread started by a function
 
 
 def _classify(name: str) -> str | None:

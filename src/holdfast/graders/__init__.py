@@ -1,34 +1,26 @@
-"""Graders: one module per kind, or per family of kinds.
+"""Graders: one module per kind, or per family of kinds, each with the schema of its block.
 
 `types`        Case, Verdict, and the base classes of graders
-`build`        the graders of an eval: their places, identities and construction
-`text`         exact, text
+`build`        the graders of an eval: their places, identities and construction, and guards around plug-ins
+`expected`     expected values of a row, as graders compare them and feedback shows them
+`text`         exact, text, extract
 `choice`       choice
-`number`       number
-`expected`     expected values, rendered for a row and shown in feedback
+`number`       number, and how numbers are read
 `likelihood`   likelihood
-`extract`      extract
-`lm_eval`      lm_eval
-`ifeval`       ifeval
-`ifeval_checks` the instructions of IFEval, and `ifeval_text`, which counts sentences and words and recognizes languages
-`similarity`   similarity
-`text_metrics` bleu, chrf, rouge, char_f1, wer, cer
+`text_metrics` similarity, bleu, chrf, rouge, char_f1, wer, cer
 `json_schema`  json_schema
-`maths`        math, and `maths_worker`, its child process
+`maths`        math
+`ifeval`       ifeval
+`lm_eval`      lm_eval
 `python`       a user's function
-`judge`        prompt: a judge model
-`judge_model`  requests to a judge
-`votes`        the combined verdict of several judges
+`judge`        prompt: a judge model, and requests to it
 `replies`      verdicts read from a judge's reply
 `trigger`      trigger
-`tool_calls`   the tool calls of a conversation, read from its messages
-`tool_arguments` tests of the arguments of calls
+`tool_calls`   the tool calls of an output, and tests of them
 `tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
 `programs`     program, code
-`sandbox`      runs programs of graders, with restrictions
 `assertions`   evaluates the assertions of `code` in child processes
-`guard`        graders of plug-ins, which are not trusted
-`slow_checks`  patterns and comparisons that could take forever, and `slow_worker`, their child process
-`pool`         child processes that are killed when they take too long, and `worker_loop`, their side of the protocol
+`sandbox`      runs graders' programs, with restrictions
+`pool`         processes for work that could take forever, and `worker`, which runs in them
 """

@@ -1,15 +1,15 @@
-"""Run as a script, in the sandbox: read assertions as JSON, and write their results as JSON.
+"""Run as a script in the sandbox: read assertions as JSON, and write their results as JSON.
 
     python -I -S assertions.py [javascript]
 
-Assertions may run code of the answer, which would like to have passed. So this process, which writes the results, runs
-none of that code. Python assertions are evaluated in a child each, and JavaScript's in one process of node. A child has
-two pipes: it reads a code from the one, after the assertion is evaluated, and writes the code and its verdict to the
-other. Until then, the code is in nobody's memory but the parent's, which the child may not read. A child that ends
-early, that writes anything else, or that signals its parent, has failed.
+Assertions may run the answer's code, which may try to fake a pass. So this process, which writes the results, runs none
+of that code. Each Python assertion is evaluated in its own child, JavaScript assertions in one process of node. A child
+has two pipes. After evaluating the assertion, it reads a secret code from one pipe, and writes the code and its verdict
+to the other. Until then, only the parent's memory holds the code, and the child may not read that memory. A child that
+ends early, writes anything else or signals its parent has failed.
 
-This stops code that writes to every descriptor, ends its process, replaces built-in functions, or changes objects that
-it finds in frames. It cannot stop code that knows this file: such code runs in the process that reads the code.
+This stops answers that write to every descriptor, end their process, replace built-in functions, or change objects in
+frames. It cannot stop an answer that knows this file, because it runs in the process that reads the secret code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     Result = tuple[bool, str]
 
 _DUMPABLE = 4
-"""option of prctl: whether others of this user may read a process's memory"""
+"""option of prctl: the user's other processes may read a process's memory"""
 _WATCHED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD}
-"""the signals by which a process is ended from outside (`worker_loop.OUTSIDE`), and the one about a child's end"""
+"""signals that end a process from outside (`worker.OUTSIDE`), and the signal for a child's end"""
 _MOST_BYTES = 40_000
-"""of all reasons together: a pipe holds 65,536 bytes"""
+"""limit of all reasons together: a pipe holds 65,536 bytes"""
 _JAVASCRIPT = """
 const {readFileSync, readSync, writeSync} = require('fs');
 const {parse, stringify} = JSON;
@@ -67,7 +67,7 @@ exit(0);
 
 
 def main() -> None:
-    """Write `ready`, then the results: from `ready` on, every failure is caused by the assertions."""
+    """Write `ready`, then the results: after `ready`, every failure is caused by the assertions."""
     question = json.load(sys.stdin)
     assertions = question["assertions"]
     _set_dumpable(False)
@@ -88,7 +88,7 @@ def _announce() -> None:
 
 
 def _check(assertion: str, names: dict[str, Any], most: int) -> Result:
-    """Evaluate a Python assertion; one that raises has failed, with the error as its reason."""
+    """Evaluate a Python assertion; an exception is a failure, with the error as its reason."""
 
     def evaluate(reading: int, writing: int) -> None:
         known = {**json.loads(json.dumps(names)), "re": re, "json": json, "math": math, "workspace": Path.cwd()}
@@ -117,7 +117,7 @@ def _evaluate(
     """Evaluate an assertion and write the verdict, with functions that the assertion cannot replace."""
     verdict = b"0"
     try:
-        # As globals, not as locals: generator expressions and lambdas see only those.
+        # As globals: generator expressions and lambdas do not see locals.
         if run(assertion, names):
             verdict = b"1"
     except all_errors as error:
@@ -158,15 +158,15 @@ class _Child:
             _become_child(lambda: work(reading, writing), (giving, self.verdict), keeps_stdin=keeps_stdin)
         os.close(reading)
         os.close(writing)
-        self._code = os.urandom(16)  # made only now, so that the child has no copy
+        self._code = os.urandom(16)  # created after the fork, so that the child has no copy
         with suppress(BrokenPipeError):
             os.write(giving, self._code)
         os.close(giving)
 
     def end(self) -> tuple[bytes, str]:
-        """Wait for the child; return what it wrote after the code, and how it ended."""
+        """Wait for the child; return its answer after the code, and a description of its end."""
         code = os.waitstatus_to_exitcode(_wait_for(self.pid))
-        os.set_blocking(self.verdict, False)  # a process that the child has started may still have the pipe
+        os.set_blocking(self.verdict, False)  # a process started by the child may still hold the pipe
         answer = b""
         with suppress(BlockingIOError):
             answer = os.read(self.verdict, 1 << 16)
@@ -177,7 +177,7 @@ class _Child:
 
 
 def _become_child(work: Any, parents: tuple[int, ...], *, keeps_stdin: bool) -> NoReturn:
-    """Leave nothing of the parent open, do the work, and end."""
+    """Close the parent's descriptors, do the work, and exit."""
     try:
         for descriptor in parents:
             os.close(descriptor)
@@ -192,7 +192,7 @@ def _become_child(work: Any, parents: tuple[int, ...], *, keeps_stdin: bool) -> 
 
 
 def _wait_for(child: int) -> int:
-    """Return how a child has ended. It may signal its parent; a signal from outside ends this process."""
+    """Return a child's exit status. Signals from the child are ignored; a signal from outside ends this process."""
     if not hasattr(signal, "sigwaitinfo"):
         return os.waitpid(child, 0)[1]
     while True:
@@ -208,7 +208,7 @@ def _wait_for(child: int) -> int:
 
 
 def _is_inside(sender: int, child: int) -> bool:
-    """Return True for a child, or a process that it started. In a namespace, senders outside of it have no number."""
+    """Return True for the child or a process that it started. In a PID namespace, outside senders have the id 0."""
     if sender in (0, child) or os.getpid() == 2:  # the second process of a namespace
         return sender != 0
     with suppress(OSError):

@@ -1,20 +1,22 @@
 """The grader of multiple choice: which letter an answer concludes with.
 
-A letter counts by how plainly it is said to be the choice (in a box, after "the answer is", alone at the beginning …);
-of several that are said as plainly, the last counts. A letter that is denied, asked about, or called a mistake is
-passed over, and so is a list of the options. An answer that names several letters as its choice names none.
+Letters are ranked by how clearly the answer calls them its choice (in a box, after "the answer is", as its first
+word …); among equals, the last one counts. Letters that are denied, asked about or called a mistake are skipped, and so
+are lists of the options. An answer that chooses several letters has made no choice.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.text_grader_schema import ChoiceGrader
+from holdfast.spec.grader_schema import NotEmpty, TextBlock
 
 if TYPE_CHECKING:
     from re import Match, Pattern
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Origin
 
 _SEEN: Final = 160
-"""characters around a letter that can change what is meant by it"""
+"""characters around a letter that can change its meaning"""
 _LATEX: Final = re.compile(
     r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf|bb)|boldsymbol|mbox|bm|operatorname)\s?\{([^{}]{0,200})\}"
 )
@@ -48,14 +50,23 @@ _REFUTED: Final = re.compile(
         |a\ common|a\ mistake)\b
       | (?:isn't|wasn't|aren't|can't|cannot|doesn't)\b )"""
 )
-_REVISED: Final = re.compile(r"(?i)\b(?:wait|actually|correction|on second thought|scratch that|let me re\w+)\b")
+_CORRECTION: Final = re.compile(r"(?i)\b(?:wait|actually|correction|on second thought|scratch that|let me re\w+)\b")
+
+
+class ChoiceGrader(TextBlock):
+    """Checks the letter of a multiple-choice answer."""
+
+    type: Literal["choice"]
+    expected: Annotated[str | int | list[str | int], NotEmpty] = "{{ expected }}"
+    """Letter of the right choice, its position counted from 0, or a list of accepted ones."""
+    choices: str = Field(default="ABCDEFGHIJ", min_length=1)
+    """Letters that count as choices."""
 
 
 class Choice(InstantGrader):
     """Scores 1 when the answer names the expected choice."""
 
     schema = ChoiceGrader
-    revision = 2
     block: ChoiceGrader
 
     def __init__(self, block: ChoiceGrader, origin: Origin) -> None:
@@ -89,19 +100,19 @@ class Choice(InstantGrader):
 
 
 class _Form(NamedTuple):
-    """A way to say which letter is the choice."""
+    """A phrase that names the choice."""
 
     pattern: Pattern[str]
     plain: bool
-    """it says so in words, so that an answer which gives it several letters has made no choice"""
+    """explicit: an answer that names several letters in this way has made no choice"""
     among_options: bool
-    """it may stand in a list of the options"""
+    """it also counts inside a list of the options"""
 
 
 class _Reader:
     def __init__(self, choices: str) -> None:
         letter, end = f"([{re.escape(choices)}])", r"(?![\w'])"
-        alone = rf"(?<![\w']){letter}{end}"
+        single = rf"(?<![\w']){letter}{end}"
         word = r"(?<!\w)(?i:answer|choice|option|selection)(?:\s(?i:choice|option|letter))?"
         link = r"(?:(?i:is|was|would\sbe|must\sbe|should\sbe|has\sto\sbe|will\sbe)(?!\w)|[:=→>–—-]|是|为|為)"
         adverb = r"clearly|therefore|thus|definitely|probably|(?:most\s)?likely"
@@ -110,7 +121,7 @@ class _Reader:
         named = rf"{word}\W*+(?:(?i:is|would\sbe)\W++)?{letter}{end}"
         no_pronoun = r"(?!(?<=I)\s+[a-z])"
         verb = r"it's|it\sis|that's|is|be|choose|chose|pick|picked|select|selected|say|go\swith|going\swith"
-        # From the plainest to the vaguest. Before a small word, A is usually an article and I a pronoun.
+        # From the clearest to the vaguest. Before a lowercase word, A is usually an article and I a pronoun.
         forms = {
             rf"\\(?:boxed|fbox)\{{\W*(?:(?i:option|choice|answer)\W*)?{letter}(?!\w)": (True, True),
             rf"{stated}{no_pronoun}": (True, True),
@@ -129,16 +140,16 @@ class _Reader:
         self._several = re.compile(rf"\A\W*{letter}(?:\W+{letter})+\W*\Z")
         doubt = r"maybe|perhaps|possibly|(?:more\s)?likely|even|also|both|either"
         more = rf"(?:(?i:option|choice|answer|{doubt})\W{{1,4}}){{0,2}}"
-        either = rf"\W{{0,4}}(?:,\W{{0,3}})?(?i:or|and/or|/|vs\.?)\W{{0,4}}{more}{alone}"
+        either = rf"\W{{0,4}}(?:,\W{{0,3}})?(?i:or|and/or|/|vs\.?)\W{{0,4}}{more}{single}"
         both = (
-            rf"\W{{0,4}}(?:,|;|&|\+|,?\s?(?i:and)\b)\W{{0,4}}{more}{alone}(?!(?<=[AI])\s+(?!or\b|and\b)[a-z])"
+            rf"\W{{0,4}}(?:,|;|&|\+|,?\s?(?i:and)\b)\W{{0,4}}{more}{single}(?!(?<=[AI])\s+(?!or\b|and\b)[a-z])"
             r"(?!\W{0,3}\s+(?:is|was|does|doesn't|has|would|could|fails|refers|means|describes)\b)"
         )
-        self._list = re.compile(rf"{alone}(?:{either}|{both})+")
+        self._list = re.compile(rf"{single}(?:{either}|{both})+")
         self._option = re.compile(rf"(?im)^[^\w\n]*(?:(?:option|choice)\s)?{letter}\s?[).:\]].*$")
 
     def find(self, text: str) -> str | None:
-        """Return the letter that a text names as its choice, in upper case."""
+        """Return the letter that a text chooses, in upper case."""
         if match := self._alone.search(text):
             return match[1].upper()
         text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
@@ -163,19 +174,20 @@ class _Reader:
                         return str(match[1]).upper()
                     if refuted or not form.plain:
                         continue
-                    begin = several.end()  # what follows may decide
+                    begin = several.end()  # the text after the list may decide
                     break
                 if not _is_dropped(text, start, match.end(1), match.start()):
-                    return self._revised(text, match) or str(match[1]).upper()
+                    return self._corrected_choice(text, match) or str(match[1]).upper()
         return None
 
-    def _revised(self, text: str, match: Match[str]) -> str | None:
-        """Return another choice that a text makes after it has taken back the one at a match."""
+    def _corrected_choice(self, text: str, match: Match[str]) -> str | None:
+        """Return the choice that replaces the one at a match, if the text takes that one back."""
         rest = text[match.end() :]
-        return self._find(rest) if (taken_back := _REVISED.search(rest)) and rest[taken_back.end() :].strip() else None
+        correction = _CORRECTION.search(rest)
+        return self._find(rest) if correction is not None and rest[correction.end() :].strip() else None
 
     def _without_options(self, text: str) -> str:
-        """Blank out the options where a text lists them again, each on a line."""
+        """Blank out options that a text repeats as a list, one per line."""
         options = [*self._option.finditer(text)]
         if len({option[1].upper() for option in options}) < 2:
             return text

@@ -1,24 +1,27 @@
-"""Graders of the files in a trial's workspace. They read stored contents, and restore no files."""
+"""Graders of the files in a trial's workspace. They read the stored contents without restoring files."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import UnsetType
+from pydantic import Field, model_validator
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import Patterns, expected_names, share
 from holdfast.graders.types import WaitingGrader
-from holdfast.spec.file_grader_schema import DiffGrader, FileGrader
-from holdfast.spec.schema import inside_workspace
+from holdfast.spec.grader_schema import GraderBlock, PatternBlock
+from holdfast.spec.schema import Block, EvalPath, Names, Pattern, WorkspacePath, inside_workspace
 from holdfast.spec.template import is_template
 from holdfast.store.blobs import Ignored, describe_partial, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from holdfast.graders.types import Case, Verdict
     from holdfast.spec.eval import Origin
@@ -48,7 +51,7 @@ class _Workspace:
         return path in self._files or any(name.startswith(f"{path}/") for name in self._files)
 
     def _check_kept(self, path: str) -> None:
-        """Raise AttemptError for a file that may be missing only because it was not kept."""
+        """Raise AttemptError for a file that is missing but may only have been left out."""
         if path in self._ignored:
             raise AttemptError("grader", f"{path} was not kept: workspace.ignore leaves it out", retry=False)
         if isinstance(self._partial, UnsetType):
@@ -59,7 +62,7 @@ class _Workspace:
             raise AttemptError("grader", f"{path} was not kept: {describe_partial(self._partial)}", retry=False)
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None where there is none. Links are followed inside the workspace only."""
+        """Return the content of a file, or None. Links are followed only inside the workspace."""
         end = follow(self._files, path)
         if end is None or end not in self._files:
             self._check_kept(path)
@@ -71,12 +74,50 @@ class _Workspace:
 
 
 def _ignored(origin: Origin, paths: Iterable[str]) -> Ignored:
-    """Return what the workspace leaves out; raise ConfigError if a grader looks for it."""
+    """Return the paths that the workspace leaves out; raise ConfigError if a grader looks for one of them."""
     ignored = Ignored(() if origin.spec.workspace is None else origin.spec.workspace.ignore)
     for path in paths:
         if path in ignored:
             raise origin.error(f"{path} is not kept, because workspace.ignore leaves it out")
     return ignored
+
+
+class ContentPattern(Block):
+    """Patterns for the content of one file."""
+
+    path: WorkspacePath
+    """File in the workspace."""
+    must_match: tuple[Pattern, ...] = ()
+    """Patterns that must be found in the file."""
+    must_not_match: tuple[Pattern, ...] = ()
+    """Patterns that must not be found in the file."""
+
+    templates: ClassVar[tuple[str, ...]] = ("path", "must_match", "must_not_match")
+    regexes: ClassVar[tuple[str, ...]] = ("must_match", "must_not_match")
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        if not self.must_match and not self.must_not_match:
+            raise ValueError(
+                "checks nothing: give must_match or must_not_match; must_exist checks that a file is there"
+            )
+        return self
+
+
+class FileGrader(PatternBlock):
+    """Checks which files exist, and what they contain."""
+
+    type: Literal["file"]
+    must_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must exist. Templates over the row."""
+    must_not_exist: tuple[WorkspacePath, ...] = ()
+    """Files or folders of the workspace that must not exist. Templates over the row."""
+    content_patterns: tuple[ContentPattern, ...] = ()
+    """Patterns for the contents of files: a list of `{path, must_match, must_not_match}`. Templates over the row."""
+
+    checks: ClassVar[tuple[str, ...]] = ("must_exist", "must_not_exist", "content_patterns")
+    templates: ClassVar[tuple[str, ...]] = checks
+    needs_workspace: ClassVar[bool] = True
 
 
 class File(WaitingGrader):
@@ -119,6 +160,50 @@ class File(WaitingGrader):
                 failures += [f"{path} has no {p.pattern!r}" for p in required if not p.search(text)]
                 failures += [f"{path} has {p.pattern!r}" for p in forbidden if p.search(text)]
         return share(count, failures)
+
+
+class ExpectedFile(Block):
+    """A file with its expected content."""
+
+    path: WorkspacePath
+    """File in the workspace."""
+    snapshot: EvalPath | None = None
+    """File in the eval file's folder with the expected content, byte for byte."""
+    contains: Names = ()
+    """Texts that must occur in the file. A leading `-` means that the text must not occur; a leading `+` is ignored."""
+
+    templates: ClassVar[tuple[str, ...]] = ("path", "contains")
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"snapshot": "a snapshot's content is part of the key; `contains` takes texts of the row"}
+    )
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        if self.snapshot is None and not self.contains:
+            raise ValueError("checks nothing: give snapshot or contains")
+        if not all(text for _, text in self.fragments()):
+            raise ValueError("checks nothing: an empty text is in every file")
+        return self
+
+    def fragments(self) -> list[tuple[bool, str]]:
+        """The texts, each with True if it must occur. Signs are read before templates are rendered."""
+        return [
+            (not written.startswith("-"), (written[1:] if written[0] in "+-" else written).strip())
+            for written in self.contains
+        ]
+
+
+class DiffGrader(GraderBlock):
+    """Compares files with their expected contents."""
+
+    type: Literal["diff"]
+    expected_files: Annotated[tuple[ExpectedFile, ...], Field(min_length=1)]
+    """Files to compare: a list of `{path, snapshot, contains}`. `path` and `contains` are templates over the row."""
+    snapshots: dict[str, str | dict[Literal["base64"], str]] = Field(default={})
+    """Contents of snapshots by name, as a text or `{base64: …}`, instead of files in the eval file's folder."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected_files",)
+    needs_workspace: ClassVar[bool] = True
 
 
 class Diff(WaitingGrader):
@@ -171,7 +256,7 @@ class Diff(WaitingGrader):
 
 
 def _paths(written: str, fields: dict[str, Any]) -> list[str]:
-    """Return the paths in the workspace that a text stands for, in their plainest form."""
+    """Return the normalized paths in the workspace that a text stands for."""
     if not is_template(written):
         return [written]
     try:

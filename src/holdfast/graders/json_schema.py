@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
+from pydantic import Field
 
 from holdfast.dialects.reading import after_thoughts
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.content_grader_schema import JsonSchemaGrader
+from holdfast.spec.grader_schema import GraderBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +22,34 @@ if TYPE_CHECKING:
 _FENCE: Final = re.compile(r"^[^\S\n]*```[^\S\n]*(\w*)[^\n]*$", re.MULTILINE)
 _OPENING: Final = re.compile(r"\{(?=\s{0,99}[\"}])|\[(?=\s{0,99}[\[{\"\]\d-])|\[(?=\s{0,99}(?:true|false|null)\b)")
 _MOST_BROKEN: Final = 1_000
-"""values that cannot be decoded, after which no more are looked for: each takes as long as the text before it"""
+"""limit of values that cannot be decoded: each costs a pass over the text before it"""
 _DECODER: Final = json.JSONDecoder(strict=False)
 _NOTE: Final = re.compile(r"\[[\d\s,]*\]")
 _INTRODUCED: Final = re.compile(r"(?:\A|[\n:])[\s*_`]*\Z")
 _SEEN: Final = 40
-"""characters before a value that tell whether it is introduced"""
+"""characters before a value that may introduce it"""
+
+
+class JsonSchemaGrader(GraderBlock):
+    """Checks that the answer is JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON Schema that the answer must fit."""
+    schema_file: str | None = None
+    """File with the JSON Schema, in the eval file's folder."""
+    extract: bool = False
+    """Look for the JSON in the last ```` ```json ```` block, or take the last object or list, instead of parsing the
+    whole answer."""
+
+    checks: ClassVar[tuple[str, ...]] = ("json_schema", "schema_file")
+    templates: ClassVar[tuple[str, ...]] = ()
 
 
 class JsonSchema(InstantGrader):
-    """Scores 1 when the answer is JSON that is valid under the schema, else 0 with the first reason."""
+    """Scores 1 if the answer is JSON that is valid under the schema, else 0 with the first error."""
 
     schema = JsonSchemaGrader
-    revision = 1
     block: JsonSchemaGrader
 
     def __init__(self, block: JsonSchemaGrader, origin: Origin) -> None:
@@ -42,7 +58,7 @@ class JsonSchema(InstantGrader):
 
     @classmethod
     def identity(cls, block: JsonSchemaGrader, origin: Origin) -> dict[str, Any]:
-        """Return the schema itself, wherever it is written."""
+        """Return the schema itself, from the block or its file."""
         return {**block.identity(), "schema_file": None, "json_schema": _read_schema(block, origin)}
 
     def check(self, case: Case) -> Verdict:
@@ -59,7 +75,7 @@ class JsonSchema(InstantGrader):
 
 
 def compile_schema(schema: dict[str, Any], origin: Origin) -> Any:
-    """Compile a JSON Schema; raises ConfigError where it is none."""
+    """Compile a JSON Schema; raise ConfigError if it is invalid."""
     import jsonschema_rs
 
     try:
@@ -76,7 +92,7 @@ def _read_schema(block: JsonSchemaGrader, origin: Origin) -> dict[str, Any]:
 
 
 def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:
-    raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
+    raise ValueError(f"{uri} is not fetched; put its content under $defs")
 
 
 class _Part(NamedTuple):
@@ -85,10 +101,9 @@ class _Part(NamedTuple):
 
 
 def _extract(text: str) -> str:
-    """Return the JSON that a text concludes with: its last block of JSON, or a value that is introduced after that.
+    """Return the JSON that a text concludes with: its last block of JSON, or a value introduced after that block.
 
-    Of a text without such blocks it is the last object or list. Numbers in brackets are notes, unless there is nothing
-    else.
+    Without such blocks it is the last object or list. Numbers in brackets are footnotes unless there is nothing else.
     """
     blocks, prose = _split(text)
     outermost = [*_values(prose)]
@@ -124,14 +139,14 @@ def _split(text: str) -> tuple[list[_Part], str]:
 
 
 def _values(text: str) -> Iterator[_Part]:
-    """Yield the outermost objects and lists of a text. What is broken is passed over as far as it could be read."""
+    """Yield the outermost objects and lists of a text; broken ones are skipped up to the place of the error."""
     place = broken = 0
     while broken < _MOST_BROKEN and (match := _OPENING.search(text, place)) is not None:
         try:
             _, place = _DECODER.raw_decode(text, match.start())
         except json.JSONDecodeError as error:
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
-                yield _Part(match.start(), text[match.start() :])  # it was cut off, and is what the text ends with
+                yield _Part(match.start(), text[match.start() :])  # the text was cut off inside this value
                 return
             place, broken = max(match.end(), error.pos), broken + 1
         except RecursionError:

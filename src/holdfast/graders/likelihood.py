@@ -1,14 +1,17 @@
-"""The grader of likelihoods: which continuation the model finds most likely."""
+"""The grader of likelihoods: is the right continuation the most likely one?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import model_validator
 
 from holdfast.conversation.script import evaluate_continuations
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import one_of
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.likelihood_grader_schema import LikelihoodGrader
+from holdfast.spec.grader_schema import GraderBlock, NotEmpty
+from holdfast.spec.schema import Formula
 from holdfast.spec.template import RENDER_ERRORS, expression, template
 from holdfast.targets.types import most_likely
 
@@ -25,8 +28,31 @@ if TYPE_CHECKING:
 _LIST: Final = (list, tuple)
 
 
+class LikelihoodGrader(GraderBlock):
+    """Checks that the right continuation is the most likely one. Needs `continuations`."""
+
+    type: Literal["likelihood"]
+    expected: Annotated[str | int | list[str | int], NotEmpty] = "{{ expected }}"
+    """Right continuation: its position counted from 0, its text among `choices`, or a list of accepted ones."""
+    normalize: Literal["none", "chars", "bytes", "tokens"] = "none"
+    """Divide each log-likelihood by the length of its text, in characters, bytes of UTF-8 or tokens."""
+    choices: Formula | None = None
+    """Expression over the row that returns the texts whose lengths normalize, and among which `expected` is looked
+    up. Default: the continuations without white space at their beginning."""
+    greedy: bool = False
+    """Check instead that greedy decoding would produce the right continuation."""
+
+    expressions: ClassVar[tuple[str, ...]] = ("choices",)
+
+    @model_validator(mode="after")
+    def _greedy_is_not_normalized(self) -> Self:
+        if self.greedy and self.normalize != "none":
+            raise ValueError("`greedy` compares no likelihoods, so there is nothing to `normalize`")
+        return self
+
+
 class Likelihood(InstantGrader):
-    """Scores 1 when the right continuation is the most likely one, or is what greedy decoding would produce."""
+    """Scores 1 if the right continuation is the most likely one, or with `greedy` the result of greedy decoding."""
 
     schema = LikelihoodGrader
     block: LikelihoodGrader
@@ -36,7 +62,7 @@ class Likelihood(InstantGrader):
         self._continuations = origin.spec.continuations
 
     def check(self, case: Case) -> Verdict:
-        """Compare the likelihoods that the model gave, normalized as the block says."""
+        """Compare the model's likelihoods, normalized as the block says."""
         likelihoods = case.output.messages[-1].get("likelihoods")
         if self._continuations is None or not likelihoods:
             raise AttemptError("grader", "the output has no likelihoods", retry=False)
@@ -67,7 +93,7 @@ class Likelihood(InstantGrader):
 
 
 def row_check(spec: Eval) -> RowCheck | None:
-    """Return a check of the rows' continuations and of those that graders expect; None for an eval without any."""
+    """Return a check of each row's continuations and expected positions; None for an eval without continuations."""
     formula = spec.continuations
     if formula is None:
         return None
@@ -101,7 +127,7 @@ def row_check(spec: Eval) -> RowCheck | None:
 
 
 def expected_positions(spec: Eval, sample: Sample) -> tuple[int, ...]:
-    """Return the positions that the first grader of likelihoods expects for a row; none where it is not clear."""
+    """Return the positions that the first likelihood grader expects for a row; empty if they are unclear."""
     block = next((block for _, block in spec.placed_graders() if isinstance(block, LikelihoodGrader)), None)
     if block is None or spec.continuations is None:
         return ()

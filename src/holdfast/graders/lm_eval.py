@@ -1,6 +1,6 @@
-"""Grades with the code of a task of lm-eval: its filters, and what it makes of a document and the replies to it.
+"""Grades with the code of an lm-eval task: its filters and metrics.
 
-For metrics that Holdfast does not compute itself. The code runs in processes of its own (`benchmarks/grading.py`).
+For metrics that Holdfast does not compute itself. The code runs in worker processes (`benchmarks/grading.py`).
 """
 
 from __future__ import annotations
@@ -9,23 +9,44 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from pydantic import Field
 
 from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
 from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.benchmark_grader_schema import LmEvalGrader
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.plugins import BUILT_IN
+from holdfast.spec.schema import Seconds
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.eval import Origin
 
 
+class LmEvalGrader(GraderBlock):
+    """Grades with a task of lm-eval: its filters and its metric. Needs rows that were compiled from lm-eval."""
+
+    type: Literal["lm_eval"]
+    task: str = Field(min_length=1)
+    """Name of the task."""
+    metric: str = Field(min_length=1)
+    """Name of the metric. A value between 0 and 1 is the score; others are recorded without one."""
+    filter: str = "none"
+    """Name of the task's filter to apply to the reply."""
+    version: str | None = None
+    """Version of lm-eval whose task grades; others are refused. Benchmarks set it when they are compiled. Default: the
+    installed version."""
+    timeout: Seconds = 60
+    """Time limit for one reply."""
+
+
 @dataclass
 class _Shared:
-    """The processes of all these graders of a run: a task may have a dozen metrics, and lm-eval is slow to import."""
+    """The processes that a run's lm-eval graders share: tasks may have a dozen metrics, and lm-eval imports slowly."""
 
-    pool: Pool = field(default_factory=lambda: Pool("../benchmarks/grading.py", size=2))
+    pool: Pool = field(default_factory=lambda: Pool(BUILT_IN["holdfast.grading_processes"]["lm_eval"], size=2))
     users: int = 0
 
 
@@ -54,7 +75,7 @@ class LmEval(WaitingGrader):
         """Add the version of lm-eval, whose tasks and metrics change between versions."""
         identity = block.identity()
         if block.version is None:
-            with suppress(PackageNotFoundError):  # whoever grades needs the package; whoever looks at a run does not
+            with suppress(PackageNotFoundError):  # grading needs the package, looking at a run does not
                 identity["version"] = version("lm-eval")
         return identity
 
@@ -70,7 +91,7 @@ class LmEval(WaitingGrader):
             await self._shared.pool.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """Return the metric as the score where it is between 0 and 1, and in the details in any case."""
+        """Return the metric in the details, and as the score if it is between 0 and 1."""
         fields = case.sample.fields
         if "doc" not in fields:
             raise AttemptError("grader", "the row has no field `doc`: it was not compiled from lm-eval", retry=False)

@@ -1,31 +1,33 @@
-"""A few processes that answer questions which could take forever. A process that takes too long is killed.
+"""Worker processes for questions that could take forever: a process that takes too long is killed.
 
-`worker_loop` is the other end. A question and an answer are one line of JSON each; before the answer the process may
-name the stage that it has reached.
+`worker` is the other end. A question and an answer are one line of JSON each; before the answer, the worker may name
+the stages that it reaches.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.containment.cores import usable_cores
+from holdfast.errors import AttemptError
+from holdfast.spec.slow import ANSWERS, Slow
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.graders.types import Verdict
+    from holdfast.spec.slow import Request
 
 _LONGEST_ANSWER: Final = 1 << 20
 
 
-def usable_cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class NoAnswer(Exception):
-    """A process gave no answer to a question: it took too long, or died of it."""
+    """A process took too long to answer a question, or died."""
 
     def __init__(self, cause: str, stage: str | None, *, late: bool) -> None:
         super().__init__(cause)
@@ -36,18 +38,20 @@ class NoAnswer(Exception):
 
 
 class Pool:
-    """Processes that run a script, which is named relative to this package.
+    """Processes that run a `worker`. They start when first needed, and answer one question at a time.
 
-    They start when first needed, and answer one question at a time.
+    `reference` names the worker's function as `module:function`. There may be at least two processes, so that one slow
+    answer does not delay all others.
     """
 
-    def __init__(self, script: str, size: int = 0) -> None:
-        self._command = [sys.executable, "-P", str(Path(__file__).parent / script)]
-        self._places = asyncio.Semaphore(size or max(2, min(4, usable_cores())))
+    def __init__(self, reference: str | None = None, *, size: int | None = None) -> None:
+        arguments = [] if reference is None else [reference]
+        self._command = [sys.executable, "-P", "-m", "holdfast.graders.worker", *arguments]
+        self._places = asyncio.Semaphore(size or max(2, min(4, int(usable_cores()))))
         self._idle: list[Process] = []
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of a process, or raise NoAnswer; the time limit does not include waiting for a process."""
+        """Return the answer, or raise NoAnswer. The time limit does not include waiting for a process."""
         async with self._places:
             self._idle = [process for process in self._idle if process.returncode is None]
             process = self._idle.pop() if self._idle else await self._start()
@@ -68,7 +72,7 @@ class Pool:
             return answer
 
     async def close(self) -> None:
-        """Stop all idle processes; one that has a question is stopped by whoever cancels the question."""
+        """Stop all idle processes; cancelling a question stops its process."""
         while self._idle:
             await _kill(self._idle.pop())
 
@@ -82,7 +86,7 @@ class Pool:
         )
         try:
             assert process.stdout is not None
-            await process.stdout.readline()  # that it is ready: only then the time begins to count
+            await process.stdout.readline()  # "ready": the time limit does not include starting
         except BaseException:
             await _kill(process)
             raise
@@ -90,8 +94,6 @@ class Pool:
 
 
 async def _answer(process: Process, question: dict[str, Any], stages: list[str]) -> dict[str, Any]:
-    import json  # few evals have such checks
-
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(question).encode() + b"\n")
     await process.stdin.drain()
@@ -106,3 +108,37 @@ async def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+class SlowChecks:
+    """Checks whose patterns and comparisons could take forever: a pool does their slow work."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+
+    async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """Call a check again and again, each time with one more answer from the pool, until it returns."""
+        answers: dict[Request, Any] = {}
+        before = ANSWERS.set(answers)
+        try:
+            while True:
+                try:
+                    return await check()
+                except Slow as slow:
+                    answers[slow.request] = await self._ask(slow.request)
+        finally:
+            ANSWERS.reset(before)
+
+    async def close(self) -> None:
+        """Stop the processes."""
+        await self._pool.close()
+
+    async def _ask(self, request: Request) -> Any:
+        kind = type(request)
+        question = {"request": f"{kind.__module__}:{kind.__name__}", "values": request._asdict()}
+        try:
+            return (await self._pool.ask(question, request.seconds))["answer"]
+        except NoAnswer as error:
+            if error.late:
+                raise AttemptError("timeout", request.too_slow, retry=False) from None
+            raise AttemptError("grader", f"{kind.__name__}: {error}", retry=False) from error

@@ -1,23 +1,27 @@
-"""Graders that run code in the sandbox: a program of the user's, or assertions."""
+"""Graders that run code in the sandbox: a user's program, or assertions."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import msgspec
+from pydantic import Field, model_validator
 
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_value, share
 from holdfast.graders.sandbox import Confined, check_failure, restored_workspace, run_in
 from holdfast.graders.tool_calls import NOT_SEEN, calls_of
 from holdfast.graders.types import Verdict
-from holdfast.spec.file_grader_schema import CodeGrader, ProgramGrader
 from holdfast.spec.fingerprint import check_program, command_files, named_file
+from holdfast.spec.grader_schema import Measure, OnTimeout, TextBlock
+from holdfast.spec.schema import Names, Seconds
 from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
@@ -28,8 +32,36 @@ if TYPE_CHECKING:
 _TOOL_CALLS: Final = re.compile(r"\btool_calls\b")
 
 
+class ProgramGrader(TextBlock):
+    """Runs a program whose exit code is the verdict."""
+
+    type: Literal["program"]
+    command: str = Field(min_length=1)
+    """Program to run: a file in the eval file's folder, or a program on the `PATH`."""
+    args: tuple[str, ...] = ()
+    """Arguments, as templates over the row; a list gives several arguments. An argument that names a file in the eval
+    file's folder stands for that file."""
+    timeout: Seconds = 30
+    """Time limit of the program."""
+    on_timeout: OnTimeout = "fail"
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
+    network: bool = False
+    """Allow access to the network."""
+
+    templates: ClassVar[tuple[str, ...]] = ("args",)
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"command": "the program is part of the key; its `args` take values of the row"}
+    )
+    runs_code: ClassVar[bool] = True
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return (self.command, *self.args)
+
+
 class Program(Confined):
-    """Scores 1 when the program exits with code 0, else 0."""
+    """Scores 1 if the program exits with code 0, else 0."""
 
     schema = ProgramGrader
     block: ProgramGrader
@@ -37,7 +69,7 @@ class Program(Confined):
     def __init__(self, block: ProgramGrader, origin: Origin) -> None:
         super().__init__(block, origin)
         self._folder = origin.folder
-        if origin.spec.workspace is None or "/" not in block.command:  # else the agent may make the program
+        if origin.spec.workspace is None or "/" not in block.command:  # otherwise the agent may create the program
             check_program(block.command, origin.folder, origin.where())
 
     @classmethod
@@ -62,12 +94,12 @@ class Program(Confined):
         return check_failure(case, Verdict(float(ran.code == 0), feedback or f"exit code {ran.code}", details))
 
     def _resolve(self, argument: str) -> str:
-        """Name a file of the eval's folder in full, so that no trial can put another in its place."""
+        """Return the full path of a file in the eval's folder, so that no trial can replace it."""
         path = named_file(self._folder, argument)
         return argument if path is None else str(path.resolve())
 
     def _arguments(self, written: str, case: Case) -> list[str]:
-        """Render an argument; a list gives several. What depends on the row names no file: it would be in no key."""
+        """Render an argument; a list gives several. A template never names a file, which would be in no key."""
         if not is_template(written):
             return [self._resolve(written)]
         value = expected_value(written, case.sample.fields)
@@ -77,11 +109,42 @@ class Program(Confined):
         return [str(each) for each in values]
 
 
+class CodeGrader(TextBlock):
+    """Evaluates expressions that must be true."""
+
+    type: Literal["code"]
+    assertions: Names = Field(min_length=1)
+    """Expressions that must be true, each of which is one check."""
+    language: Literal["python", "javascript"] = "python"
+    """Language of the expressions. `javascript` needs `node`."""
+    timeout: Seconds = 30
+    """Time limit for all assertions together."""
+    on_timeout: OnTimeout = "fail"
+    """The result of a timeout: a failed check with score 0 (`fail`), or an `error` that the next command retries."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType({"assertions": "write sample['FIELD']"})
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The time, if an assertion uses it. It is hidden from other assertions."""
+        return ("seconds",) if any("duration_ms" in assertion for assertion in self.assertions) else ()
+
+    @model_validator(mode="after")
+    def _are_expressions(self) -> Self:
+        if self.language == "python":
+            for assertion in self.assertions:
+                try:
+                    compile(assertion.strip(), "assertion", "eval")
+                except (SyntaxError, ValueError) as error:
+                    raise ValueError(f"not a Python expression: {assertion!r} ({error})") from error
+        return self
+
+
 class Code(Confined):
     """Scores the share of assertions that are true."""
 
     schema = CodeGrader
-    revision = 1
     block: CodeGrader
 
     def __init__(self, block: CodeGrader, origin: Origin) -> None:
@@ -93,7 +156,7 @@ class Code(Confined):
                 raise origin.error("needs node, which is not on the PATH")
 
     async def judge(self, case: Case) -> Verdict:
-        """Evaluate the assertions in child processes. Whatever ends them, or their results, the output has failed."""
+        """Evaluate the assertions in child processes. If these end early or give no results, the output has failed."""
         if calls_of(case.output) is None and any(_TOOL_CALLS.search(text) for text in self.block.assertions):
             return NOT_SEEN
         names = _names(case, case.text(self.block), timed="seconds" in self.block.measures)
@@ -131,7 +194,7 @@ def _killed(ran: ProgramResult, on_timeout: str) -> Verdict:
 
 
 def _names(case: Case, text: str, *, timed: bool) -> dict[str, Any]:
-    """Return the names that assertions can use; the duration only where it is in the key."""
+    """Return the names that assertions can use; the duration only if it is part of the key."""
     output = case.output
     calls = calls_of(output)
     return {

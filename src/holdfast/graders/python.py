@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.graders.expected import expected_value, render_text
-from holdfast.graders.types import Verdict, WaitingGrader
-from holdfast.spec.content_grader_schema import PythonGrader
+from holdfast.graders.types import Verdict, WaitingGrader, check_score
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import FunctionName
 from holdfast.spec.template import is_template, texts
 
 if TYPE_CHECKING:
@@ -21,11 +22,33 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Origin
 
 OFFERED: Final = ("output", "sample", "messages", "expected", "solution_str", "ground_truth", "extra_info", "metadata")
-"""parameters that every function may have; `expected` and `ground_truth` only where the row has such a value"""
+"""parameters that every function may have; `expected` and `ground_truth` only if the row has such a value"""
 
 EXPECTED: Final = ("expected", "answer", "ground_truth", "target", "ideal")
-"""fields of a row that may hold the expected value, in the order of search; a parameter with one of these names gets
-the field of its own name first"""
+"""fields of a row that may hold the expected value, in search order; for a parameter with one of these names, the field
+of its own name comes first"""
+
+
+class PythonGrader(GraderBlock):
+    """Calls a Python function with the values that its parameters name."""
+
+    type: Literal["python"]
+    function: FunctionName
+    """Function to call, as `file.py:function` relative to the eval file, or as `package.module:function`."""
+    expected: str | int | float | bool | None = None
+    """Template of the expected value. Default: the row's field with the parameter's name, else its first field among
+    `expected`, `answer`, `ground_truth`, `target` and `ideal`."""
+    transcript: Literal["last", "all", "reasoning"] = "last"
+    """Replies that `output` holds: the `last` one, or `all` so far, joined by blank lines. With `reasoning` it is the
+    last reply, and `messages` have the model's `reasoning`."""
+    params: dict[str, Any] = {}
+    """Further keyword arguments. Texts in them are templates over the row, and a text that is a single
+    `{{ expression }}` keeps the type of its value."""
+    version: str | None = None
+    """Change this when the function grades differently for a reason that its source does not show."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected", "params")
+    runs_code: ClassVar[bool] = True
 
 
 class PythonCheck(WaitingGrader):
@@ -50,7 +73,7 @@ class PythonCheck(WaitingGrader):
         return {**block.identity(), "function": name, "source": source}
 
     def lacking(self, fields: Collection[str]) -> list[str]:
-        """The parameters for which a row with these fields has no value."""
+        """Return the parameters for which a row with these fields has no value."""
         return [name for name in self.function.required if not self._has(name, fields)]
 
     def _has(self, name: str, fields: Collection[str]) -> bool:
@@ -62,7 +85,7 @@ class PythonCheck(WaitingGrader):
 
     @staticmethod
     def sought(name: str) -> list[str]:
-        """The fields of a row that may hold the value of a parameter, in the order in which they are looked for."""
+        """Return the fields of a row that may hold the value of a parameter, in search order."""
         return list(dict.fromkeys([name, *EXPECTED])) if name in EXPECTED else [name]
 
     async def judge(self, case: Case) -> Verdict:
@@ -75,7 +98,7 @@ class PythonCheck(WaitingGrader):
             returned = await self.function(self._offered(case, fields))
         except AttemptError:
             raise
-        except Exception as error:  # the user's own: an error grade, never a score
+        except Exception as error:  # from the user's code: an error grade, never a score
             raise user_error("grader", error, retry=False) from error
         verdict = as_verdict(returned, self._threshold)
         try:
@@ -94,7 +117,7 @@ class PythonCheck(WaitingGrader):
             "solution_str": text,
             "extra_info": fields,
         }
-        if "metadata" in self.function.names:  # and not for **kwargs, which have the row already
+        if "metadata" in self.function.names:  # but not for **kwargs, which contain the row already
             offered["metadata"] = fields
         for name in ("expected", "ground_truth", *self.function.fields):
             if name in EXPECTED and self.block.expected is not None:
@@ -136,7 +159,7 @@ def as_verdict(returned: Any, threshold: float) -> Verdict:
 
 
 def _agree(score: float | None, passed: Any, threshold: float) -> None:
-    """Refuse a verdict that contradicts itself: whether an output passes is decided by its score."""
+    """Refuse a verdict that contradicts itself: the score decides if an output passes."""
     if passed is None:
         return
     if score is None or _check_passed(passed) != (score >= threshold):
@@ -154,19 +177,6 @@ def _check_passed(value: Any) -> bool:
     except ValueError:  # of an array
         pass
     raise _wrong(f"`passed` must be true or false, not {value!r}")
-
-
-def check_score(value: Any) -> float | None:
-    """Return a score as a number; raises AttemptError where it is not from 0 to 1."""
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, str | bytes | bytearray | memoryview) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= 1:
-        raise _wrong(f"a score must be a bool or a number from 0 to 1, not {value!r}")
-    return number
 
 
 def _wrong(message: str) -> AttemptError:

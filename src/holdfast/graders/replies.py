@@ -1,11 +1,11 @@
-"""Verdicts read from a judge's reply: its own, and whole.
+"""Reads verdicts from a judge's reply: only the judge's own, and only complete ones.
 
-A judge is asked for one JSON object. Many add prose, a code fence or their thoughts, and quote what they judge, which
-may contain a score that its author would like to have. So objects are decoded whole, from the outside in; thoughts do
-not count; a verdict that the words before it give to somebody else is a quotation; and of several verdicts only one
-that concludes the reply counts. A number is read whole: `1 out of 10`, `0.5 - 0.7`, `0,8` and a score on a scale other
-than the one asked for are no scores. Everything else is Unreadable, and the judge is asked again: better no score than
-a wrong one.
+A judge is asked for one JSON object. Many add prose, a code fence or their thoughts, and quote the judged answer, which
+may contain a score that its author would like to get. So objects are decoded as a whole, from the outside in; thoughts
+do not count; a verdict that the preceding words attribute to somebody else is a quotation; and among several verdicts,
+only one that concludes the reply counts. Numbers are read as a whole: `1 out of 10`, `0.5 - 0.7`, `0,8` and scores on
+another scale do not count. Everything else is Unreadable, and the judge is asked again: better no score than a wrong
+one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _GOES_ON: Final = re.compile(
     r"""(?ix) [\w%‰] | [.,]\d | [ \t]*(?: [%‰/] | per\s?cent | (?:out\s+)?of\b
       | (?: [-–—~…;,&|(±] | \.\.+ | to\b | or\b | and\b | through\b | -> | => | → | \+/- )?[ \t]*[-+]?\.?\d )"""
 )
-"""what makes a number one end of a range, or a part of something else"""
+"""follows a number that is one end of a range, or part of something else"""
 _UNITS: Final = re.compile(r"\s*(?:stars?|points?|pts?|marks?)\b", re.IGNORECASE)
 _SCALE: Final = re.compile(
     rf"""(?ix) \b scale \b [^.\n\d]{{0,40}} {_RANGE} | \b (\d+) [ -] point \b
       | \b max(?:imum)? (?:\s(?:score|points?|marks?|grade))? (?:\s(?:is|of|was))? \s*[:=]?\s* ({_PLAIN})
         (?= \s* (?:points?|marks?|stars?)? \s* (?:[.,;)\n]|\Z) )"""
 )
-"""a scale that is named beside a score"""
+"""a scale that is mentioned with a score"""
 _SCALE_KEYS: Final = ("max", "max_score", "maximum", "out_of", "outOf", "scale", "range", "total")
 
 _OPENING: Final = re.compile(r"(?i)\s*(?:<(?:think|thinking|thought|reasoning)>|\[think\])")
@@ -84,20 +84,20 @@ _OWN: Final = re.compile(
 _IN_SENTENCE: Final = re.compile(r"[ \t]*(?:is|was|were|would|which|that|as|in|from)\b|[\"'”’»]")
 _LONGEST_LITERAL: Final = 20_000
 _SEEN: Final = 300
-"""characters before a verdict that are looked at"""
+"""characters before a verdict that are examined"""
 
 
 class Unreadable(ValueError):
-    """A reply that is no verdict; the message says why, and completes "the judge …"."""
+    """A reply without a readable verdict; the message gives the reason, and completes "the judge …"."""
 
 
 class _Statement(NamedTuple):
-    """A place of a reply that names a verdict."""
+    """A part of a reply that states a verdict."""
 
     start: int
     end: int
     value: Any
-    """None: no verdict of the kind that was asked for"""
+    """None: not a verdict of the requested kind"""
     reason: str = ""
     is_object: bool = False
 
@@ -135,7 +135,7 @@ def read_score(reply: str, within: Range = SHARE) -> tuple[float, str]:
 
 
 def _score(value: Any, within: Range) -> float | None:
-    """Return a number, or a text that is nothing but one, as a score."""
+    """Return the score that a number, or a text with nothing but a number, stands for."""
     if isinstance(value, str):
         share = _SHARE.fullmatch(value.strip())
         if share is not None and float(share[2]) != within[1]:
@@ -160,7 +160,7 @@ def _object_score(value: dict[str, Any], within: Range) -> float | None:
 
 
 def _mentioned(text: str, match: re.Match[str], within: Range) -> _Statement:
-    """Return the score after the word; without a value where the number goes on, or has another scale."""
+    """Return the score after the word; it has no value if the number continues, or has another scale."""
     start, number = match.start(), match.start("score")
     share = _SHARE.match(text, number)
     end = match.end() if share is None else share.end()
@@ -185,7 +185,7 @@ def _outside(text: str, objects: list[tuple[int, int, dict[str, Any]]]) -> str:
 
 
 def _conclusion(text: str, statements: list[_Statement]) -> _Statement:
-    """Return the statement that is the judge's verdict; raise Unreadable where none is."""
+    """Return the statement that is the judge's verdict; raise Unreadable if there is no such statement."""
     first, last = statements[0], statements[-1]
     agreed = len({repr(statement.value) for statement in statements}) == 1
     begins = _NOTHING_BEFORE.fullmatch(text, 0, first.start) is not None
@@ -197,7 +197,7 @@ def _conclusion(text: str, statements: list[_Statement]) -> _Statement:
 
 
 def _is_own(text: str, statements: list[_Statement], *, agreed: bool) -> bool:
-    """Return False for a last statement that the words before it introduce as a quotation, or as one of several."""
+    """Return False if the preceding words introduce the last statement as a quotation, or as one of several."""
     last = statements[-1]
     before = _before(text, last.start)
     bare = _FENCE.sub("", before.rstrip(" \t\r\n*_#")).rstrip(" \t\r\n*_#")
@@ -218,12 +218,12 @@ def _is_own(text: str, statements: list[_Statement], *, agreed: bool) -> bool:
 
 
 def _before(text: str, end: int) -> str:
-    """Return the text before a place; of a long one the last part, which then does not look like a beginning."""
+    """Return the text before a place; the last part of a long text is marked, lest it seem to be a beginning."""
     return text[:end] if end <= _SEEN else f"…,{text[end - _SEEN : end]}"
 
 
 def without_thoughts(reply: str) -> str:
-    """Return the part of a reply after its thoughts; an empty text where the thoughts never end."""
+    """Return the part of a reply after its thoughts; empty if the thoughts never end."""
     inside = [(start, end) for start, end, _ in json_objects(reply)]
     closings = [
         match.end()
@@ -257,7 +257,7 @@ def _group_end(text: str, start: int) -> int:
 
 
 def _literal(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield a reply that is nothing but a dict as Python writes it, with single quotes or a comma at its end."""
+    """Yield a reply that is nothing but a Python dict, with single quotes or a trailing comma."""
     bare = text.strip().removeprefix("```json").removeprefix("```python").strip("`\n ")
     if not (bare.startswith("{") and bare.endswith("}")) or len(bare) > _LONGEST_LITERAL:
         return
@@ -272,16 +272,15 @@ def _literal(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def boundary(*texts: str) -> str:
-    """Return a code to mark where judged text begins and ends.
+    """Return a code that marks the beginning and end of judged text.
 
-    It is the same whenever the same texts are judged, so that requests can be repeated, and a digest of these texts
-    themselves, so that none of them can contain it.
+    The code is a digest of the texts: equal texts give equal requests, and no text can contain its own code.
     """
     return digest(list(texts)).removeprefix("sha256:")[:16]
 
 
 def read_checks(reply: str) -> tuple[list[str], list[str]]:
-    """Return the checks that passed and those that failed, each with its reason; raises Unreadable."""
+    """Return the passed and the failed checks, each with its reason; raises Unreadable."""
     text = without_thoughts(reply)
     lists = _under("checks", text)
     checks = _conclusion(text, lists).value if len(lists) == 1 else None
@@ -311,7 +310,7 @@ def read_choice(reply: str, key: str, choices: tuple[str, ...]) -> tuple[str, st
 
 
 def _under(key: str, text: str) -> list[_Statement]:
-    """Return what a reply's objects have under a key."""
+    """Return the values that a reply's objects have under a key."""
     return [
         _Statement(start, end, value[key], str(value.get("reason") or ""), is_object=True)
         for start, end, value in json_objects(text)

@@ -1,10 +1,10 @@
-"""Sandbox for programs of graders, as strict as this machine allows.
+"""Sandbox for graders' programs, as strict as this machine allows.
 
-A program runs in a session of its own, in a fresh copy of the trial's workspace that is deleted afterwards, with a time
-limit, limits on processor time, memory and file size, and an environment with nothing of ours but PATH and LANG. On
-Linux, namespaces make all but that copy read-only, cut the network off, hide other processes, and end whatever it
-started. Landlock (5.13 and later) refuses writes and TCP connections also where namespaces are forbidden. Programs can
-read every file that the user can read. The sandbox protects from accidents and careless code, not from an attack on the
+A program runs in its own session, in a fresh copy of the trial's workspace that is deleted afterwards. It has limits on
+time, processor time, memory and file size, and only PATH and LANG of our environment. On Linux, namespaces make
+everything but that copy read-only, cut off the network, hide other processes, and end all processes that it started.
+Landlock (Linux 5.13 and later) refuses writes and TCP connections even if namespaces are forbidden. Programs can read
+every file that the user can read. The sandbox protects from accidents and careless code, not from an attack on the
 kernel.
 """
 
@@ -31,7 +31,7 @@ from holdfast import containment
 from holdfast.containment.program import running
 from holdfast.errors import AttemptError
 from holdfast.graders.types import WaitingGrader
-from holdfast.graders.worker_loop import OUTSIDE
+from holdfast.graders.worker import OUTSIDE
 from holdfast.store.blobs import describe_partial, restore
 from holdfast.store.processes import is_running, start_token, this_system
 
@@ -57,23 +57,23 @@ class Isolation(msgspec.Struct, frozen=True):
     read_only: bool = False
     """they cannot change modes, owners, times or attributes of files outside their workspace either"""
     processes: bool = False
-    """they can signal only processes that they started, and the kernel ends all of those with them"""
+    """they can signal only processes that they started, and the kernel ends all of these processes with them"""
     network: str = "open"
-    """`namespace`: none but their own; `tcp`: no TCP connections; `open`: as the user's"""
+    """`namespace`: no network; `tcp`: no TCP connections; `open`: the user's network"""
 
     @property
     def caveat(self) -> str | None:
-        """A warning where files outside the workspace are not protected; else None."""
+        """A warning if files outside the workspace are not protected; else None."""
         if self.writes:
             return None
         return (
-            "programs of graders can change files outside their workspace here: this system has no Landlock and "
+            "graders' programs can change files outside their workspace here: this system has no Landlock and "
             "allows no namespaces (docs/graders-files.md)"
         )
 
     @property
     def summary(self) -> str:
-        """A line for people about the restrictions on this machine."""
+        """The restrictions on this machine, as one line for people."""
         if not self.writes:
             files = "files outside their workspace can be changed"
         elif not self.read_only:
@@ -91,7 +91,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def isolation() -> Isolation:
-    """Find out by trying, once per process, which restrictions work on this machine."""
+    """Try, once per process, which restrictions work on this machine."""
     try:
         probe = [sys.executable, "-I", "-S", str(CONFINE), "probe", tempfile.gettempdir()]
         tried = subprocess.run(probe, capture_output=True, timeout=30, check=True)
@@ -121,9 +121,9 @@ async def restored_workspace(case: Case) -> AsyncIterator[Sandbox]:
 
 @lru_cache(maxsize=1)
 def _own_prefix(pid: int) -> str:
-    """Begin the names of this process's folders, and remove the folders of processes that were killed.
+    """Return the prefix of this process's folders, and remove the folders of processes that were killed.
 
-    The name says which process it is on which system: another container may share the folder for temporary files.
+    The prefix names the process and the system: another container may share the folder for temporary files.
     """
     of_system = f"holdfast-grade-{xxh3_64_hexdigest(this_system().encode())[:8]}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{of_system}*"):
@@ -147,7 +147,7 @@ def _restore(case: Case, workspace: Path) -> None:
 
 
 def check_failure(case: Case, verdict: Verdict) -> Verdict:
-    """Return a verdict; raise AttemptError for a failure that may be due to files which were not kept."""
+    """Return a verdict; raise AttemptError for a failure that may be due to files that were not kept."""
     partial = case.output.files_partial
     if verdict.score == 1.0 or isinstance(partial, UnsetType):
         return verdict
@@ -155,7 +155,7 @@ def check_failure(case: Case, verdict: Verdict) -> Verdict:
 
 
 async def _in_thread(call: Callable[[], None]) -> None:
-    """Run a call in a thread, and wait for its end even when cancelled, so that no files are left behind."""
+    """Run a call in a thread, and wait for its end even when cancelled, so that all files are removed."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         await asyncio.shield(task)

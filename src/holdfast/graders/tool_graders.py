@@ -1,41 +1,71 @@
-"""Graders of the tool calls in a conversation."""
+"""Graders of tool calls: behavior, action_sequence, skill_invocation, tool_calls, tool_constraint."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
 
 from holdfast.errors import AttemptError
-from holdfast.graders.expected import Patterns, expected_names, expected_value, share
-from holdfast.graders.json_schema import compile_schema
-from holdfast.graders.tool_arguments import ArgumentTest, argument_test, show
-from holdfast.graders.tool_calls import NOT_SEEN, calls_of, skills_of
-from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.grader_texts import is_fixed
-from holdfast.spec.template import is_template
-from holdfast.spec.tool_grader_schema import (
-    ActionSequenceGrader,
-    BehaviorGrader,
+from holdfast.graders.expected import expected_names, expected_value, share
+from holdfast.graders.tool_calls import (
+    NOT_SEEN,
+    CallSpec,
+    CallTests,
     ConstraintSpec,
-    NamePattern,
-    SkillInvocationGrader,
-    ToolCallsGrader,
-    ToolConstraintGrader,
+    NameTests,
+    ToolNames,
+    calls_of,
+    skills_of,
+    unmet,
 )
+from holdfast.graders.types import InstantGrader, Verdict
+from holdfast.spec.grader_schema import GraderBlock, Measure, PatternBlock, is_everywhere
+from holdfast.spec.schema import Names
+from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from holdfast.graders.tool_calls import Call
     from holdfast.graders.types import Case
     from holdfast.spec.eval import Origin
-    from holdfast.spec.regex import Dialect, Regex
-    from holdfast.spec.tool_grader_schema import CallSpec, ToolName
 
-_COMMAND = ("command", "cmd")
-_PATH = ("path", "file_path", "filePath")
-_SHOWN = 3
-"""calls of the right tool that a feedback shows"""
+
+_NAMES: Final = ("b", "read_file", "server-tool", "Z9")
+"""a pattern that is found in all of these is found in every name of a tool"""
+
+
+class BehaviorGrader(GraderBlock):
+    """Checks how much the target did, and with which tools."""
+
+    type: Literal["behavior"]
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    """Maximum number of tool calls; 0 allows none."""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Maximum number of input and output tokens together. If the target reports no tokens, the grade is an error."""
+    max_duration_ms: float | None = Field(default=None, gt=0)
+    """Maximum duration of the trial in milliseconds."""
+    required_tools: ToolNames = ()
+    """Tools that must be called, each by its name or as `{pattern: …}`. Templates over the row."""
+    forbidden_tools: ToolNames = ()
+    """Tools that must not be called, each by its name or as `{pattern: …}`. Templates over the row."""
+
+    templates: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools")
+    checks: ClassVar[tuple[str, ...]] = (
+        "max_tool_calls",
+        "max_tokens",
+        "max_duration_ms",
+        "required_tools",
+        "forbidden_tools",
+    )
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures that have a limit."""
+        limits: dict[Measure, float | None] = {"tokens": self.max_tokens, "seconds": self.max_duration_ms}
+        return tuple(name for name, limit in limits.items() if limit is not None)
 
 
 class Behavior(InstantGrader):
@@ -46,7 +76,7 @@ class Behavior(InstantGrader):
 
     def __init__(self, block: BehaviorGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._required, self._forbidden = _Names(block.required_tools), _Names(block.forbidden_tools)
+        self._required, self._forbidden = NameTests(block.required_tools), NameTests(block.forbidden_tools)
 
     def check(self, case: Case) -> Verdict:
         """Make one check per limit and per tool."""
@@ -83,37 +113,7 @@ def _tokens(case: Case) -> int:
     return tokens
 
 
-class _NameTest(NamedTuple):
-    """A test of tools' names."""
-
-    description: str
-    fits: Callable[[str], bool]
-
-
-class _Names:
-    """Names of tools, and patterns of names, of which some may be templates over the row."""
-
-    def __init__(self, written: Sequence[ToolName], dialect: Dialect = "python") -> None:
-        self._written, self._dialect = written, dialect
-        templates = (each.pattern if isinstance(each, NamePattern) else each for each in written)
-        self._fixed = None if any(map(is_template, templates)) else self._tests({})
-
-    def for_row(self, fields: dict[str, Any]) -> list[_NameTest]:
-        """Return a test for each name and pattern; a template that gives a list stands for each of its elements."""
-        return self._tests(fields) if self._fixed is None else self._fixed
-
-    def _tests(self, fields: dict[str, Any]) -> list[_NameTest]:
-        tests: list[_NameTest] = []
-        for each in self._written:
-            if isinstance(each, NamePattern):
-                regexes = Patterns([each.pattern], self._dialect).for_row(fields)
-                tests += [_NameTest(f"/{regex.pattern}/", regex.search) for regex in regexes]
-            else:
-                tests += [_NameTest(name, name.__eq__) for name in expected_names(each, fields)]
-        return tests
-
-
-def _check_names(calls: Sequence[Call], required: _Names, forbidden: _Names, case: Case) -> tuple[int, list[str]]:
+def _check_names(calls: Sequence[Call], required: NameTests, forbidden: NameTests, case: Case) -> tuple[int, list[str]]:
     """Return the number of checks of names, and those that failed."""
     fields, called = case.sample.fields, {call.name for call in calls}
     musts, must_nots = required.for_row(fields), forbidden.for_row(fields)
@@ -123,8 +123,24 @@ def _check_names(calls: Sequence[Call], required: _Names, forbidden: _Names, cas
     return len(musts) + len(must_nots), failures
 
 
+class ActionSequenceGrader(GraderBlock):
+    """Checks which tools were called, in which order."""
+
+    type: Literal["action_sequence"]
+    expected_actions: Names = Field(min_length=1)
+    """Names of the tools to call. Templates over the row. For `exact_match`, a row's empty list means that no tool is
+    called."""
+    matching_mode: Literal["exact_match", "in_order_match", "any_order_match"]
+    """How calls must match: exactly (`exact_match`), in order with others in between (`in_order_match`), or each at
+    least as often in any order (`any_order_match`)."""
+    partial: bool = False
+    """Score F1 even if the calls do not match. Default: such an output scores 0."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expected_actions",)
+
+
 class ActionSequence(InstantGrader):
-    """Compares the order of tool calls. The matching mode decides whether the output passes; the score is then F1."""
+    """Compares the order of tool calls. The matching mode decides if the output passes; its score is then F1."""
 
     schema = ActionSequenceGrader
     default_threshold = None
@@ -154,6 +170,35 @@ def _sequence(written: Sequence[str], case: Case, *, may_be_empty: bool = False)
     return [name for each in written for name in expected_names(each, fields)]
 
 
+class SkillInvocationGrader(GraderBlock):
+    """Checks which skills were used, in which order."""
+
+    type: Literal["skill_invocation"]
+    required_skills: Names = ()
+    """Names of skills that must be used. Templates over the row."""
+    forbidden_skills: Names = ()
+    """Names of skills that must not be used. Templates over the row."""
+    mode: Literal["exact_match", "in_order", "any_order"] | None = None
+    """How required skills must match: exactly, in order with others in between, or in any order. Needed with
+    `required_skills`."""
+    allow_extra: bool = True
+    """Allow skills beyond the required ones. If false, extra skills fail the check."""
+    partial: bool = False
+    """Score F1 even if the skills do not match, reduced by 0.6 × the share of extra skills that are not allowed.
+    Default: such an output scores 0."""
+
+    templates: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
+    checks: ClassVar[tuple[str, ...]] = ("required_skills", "forbidden_skills")
+
+    @model_validator(mode="after")
+    def _knows_how(self) -> Self:
+        if self.required_skills and self.mode is None:
+            raise ValueError("required_skills need a mode: exact_match, in_order or any_order")
+        if not self.required_skills and "allow_extra" in self.model_fields_set and not self.allow_extra:
+            raise ValueError("allow_extra: false limits skills to required_skills, which is empty")
+        return self
+
+
 class SkillInvocation(InstantGrader):
     """Checks which skills were used, and in which order."""
 
@@ -162,7 +207,7 @@ class SkillInvocation(InstantGrader):
     block: SkillInvocationGrader
 
     def check(self, case: Case) -> Verdict:
-        """Score F1 of the required skills; 0 where they do not match, or with a forbidden one."""
+        """Score F1 of the required skills; 0 if they do not match, or if a forbidden skill was used."""
         block = self.block
         calls = calls_of(case.output)
         if calls is None:
@@ -198,10 +243,37 @@ def matches(expected: Sequence[str], called: Sequence[str], mode: str) -> bool:
 
 
 def f1(expected: Sequence[str], called: Sequence[str]) -> float:
-    """Return F1 of precision and recall over names, counted as often as they occur; the order does not matter."""
+    """Return F1 of precision and recall over names, with repetitions; the order does not matter."""
     if not expected and not called:
         return 1.0
     return 2 * (Counter(expected) & Counter(called)).total() / (len(expected) + len(called))
+
+
+class ToolCallsGrader(PatternBlock):
+    """Checks which tools were called, how often, and with which arguments."""
+
+    type: Literal["tool_calls"]
+    required_tools: ToolNames = ()
+    """Tools that must be called, each by its name or as `{pattern: …}`. Templates over the row."""
+    forbidden_tools: ToolNames = ()
+    """Tools that must not be called, each by its name or as `{pattern: …}`. Templates over the row."""
+    min_calls: int = Field(default=0, ge=0)
+    """Minimum number of calls in total."""
+    max_calls: int | None = Field(default=None, ge=0)
+    """Maximum number of calls in total."""
+    expect: tuple[CallSpec, ...] = ()
+    """Calls to look for. Each needs a call of its own whose name and arguments all match."""
+    distinct: bool = True
+    """Let each entry of `expect` need a call of its own. If false, one call may meet several entries."""
+
+    templates: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools", "expect")
+    checks: ClassVar[tuple[str, ...]] = ("required_tools", "forbidden_tools", "min_calls", "max_calls", "expect")
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Self:
+        if self.max_calls is not None and self.min_calls > self.max_calls:
+            raise ValueError(f"no number of calls is at least {self.min_calls} and at most {self.max_calls}")
+        return self
 
 
 class ToolCalls(InstantGrader):
@@ -212,9 +284,9 @@ class ToolCalls(InstantGrader):
 
     def __init__(self, block: ToolCallsGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._required = _Names(block.required_tools, block.dialect)
-        self._forbidden = _Names(block.forbidden_tools, block.dialect)
-        self._expected = _CallTests(block.expect, block.dialect, origin)
+        self._required = NameTests(block.required_tools, block.dialect)
+        self._forbidden = NameTests(block.forbidden_tools, block.dialect)
+        self._expected = CallTests(block.expect, block.dialect, origin)
 
     def check(self, case: Case) -> Verdict:
         """Make one check per tool, per bound and per expected call."""
@@ -233,6 +305,42 @@ class ToolCalls(InstantGrader):
         return share(count, failures, {"called": [call.name for call in calls]})
 
 
+class ToolConstraintGrader(PatternBlock):
+    """Checks calls that must occur, calls that must not, and the only tools that may be called."""
+
+    type: Literal["tool_constraint"]
+    expect_tools: tuple[ConstraintSpec, ...] = ()
+    """Calls that must occur."""
+    reject_tools: tuple[ConstraintSpec, ...] = ()
+    """Calls that must not occur."""
+    allow_only: ToolNames = ()
+    """The only tools that may be called, each by its name or as `{pattern: …}`, as one check. An empty list allows no
+    tool at all. Templates over the row."""
+
+    templates: ClassVar[tuple[str, ...]] = ("expect_tools", "reject_tools", "allow_only")
+    checks: ClassVar[tuple[str, ...]] = ("expect_tools", "reject_tools", "allow_only")
+
+    def idle_checks(self) -> Iterator[str]:
+        """Yield a warning for each pattern that allows all tools."""
+        yield from super().idle_checks()
+        for name in self.allow_only:
+            if not isinstance(name, str) and is_everywhere(name.pattern, _NAMES):
+                yield f"the pattern {name.pattern!r} is found in every name, so {self.name!r} allows all tools"
+
+    @property
+    def restricts(self) -> bool:
+        """True if `allow_only` is set, even to an empty list."""
+        return "allow_only" in self.model_fields_set
+
+    def _is_set(self, field: str) -> bool:
+        return self.restricts if field == "allow_only" else super()._is_set(field)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the block's part of a grade's key, in which an empty `allow_only` differs from a missing one."""
+        identity = super().identity()
+        return {**identity, "allow_only": None} if self.restricts and not self.allow_only else identity
+
+
 class ToolConstraint(InstantGrader):
     """Checks required calls, forbidden calls, and the only tools that are allowed."""
 
@@ -241,9 +349,9 @@ class ToolConstraint(InstantGrader):
 
     def __init__(self, block: ToolConstraintGrader, origin: Origin) -> None:
         super().__init__(block, origin)
-        self._expected = _CallTests(block.expect_tools, block.dialect, origin)
-        self._rejected = _CallTests(block.reject_tools, block.dialect, origin)
-        self._allowed = _Names(block.allow_only, block.dialect)
+        self._expected = CallTests(block.expect_tools, block.dialect, origin)
+        self._rejected = CallTests(block.reject_tools, block.dialect, origin)
+        self._allowed = NameTests(block.allow_only, block.dialect)
 
     def check(self, case: Case) -> Verdict:
         """Make one check per entry, and one for `allow_only`."""
@@ -261,113 +369,3 @@ class ToolConstraint(InstantGrader):
                 failures.append(f"{', '.join(others)} may not be called")
         count = len(expected) + len(rejected) + self.block.restricts
         return share(count, failures, {"called": [call.name for call in calls]})
-
-
-class _CallTest(NamedTuple):
-    """A test of tool calls, for one row."""
-
-    names: list[_NameTest]
-    """the tool has one of these names"""
-    texts: list[tuple[str, Regex, Callable[[Call], str]]]
-    """patterns of usual arguments, each with the argument's name"""
-    arguments: dict[str, ArgumentTest]
-
-    @property
-    def description(self) -> str:
-        """The calls that are looked for."""
-        conditions = [f"{name} matching {regex.pattern!r}" for name, regex, _ in self.texts]
-        conditions += [f"{name} {test.description}" for name, test in self.arguments.items()]
-        name = " or ".join(test.description for test in self.names)
-        return f"{name} with {' and '.join(conditions)}" if conditions else name
-
-    def fits(self, call: Call) -> bool:
-        """Return True for a call whose name and arguments match."""
-        return (
-            self.is_named(call)
-            and all(regex.search(text(call)) for _, regex, text in self.texts)
-            and all(name in call.arguments and test.fits(call.arguments[name]) for name, test in self.arguments.items())
-        )
-
-    def is_named(self, call: Call) -> bool:
-        """Return True for a call of the tool."""
-        return any(test.fits(call.name) for test in self.names)
-
-    def describe_lack(self, calls: Sequence[Call]) -> str:
-        """Tell what is missing, and which calls of the tool came nearest."""
-        named = [call for call in calls if self.is_named(call)]
-        seen = [self._differences(call) for call in named[:_SHOWN]]
-        if not any(seen):
-            return f"no {'further ' if named else ''}call of {self.description}"
-        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        return f"no call of {self.description}; called with {' / '.join(filter(None, seen))}{more}"
-
-    def _differences(self, call: Call) -> str:
-        """Return the arguments of a call that are not as they should be."""
-        if call.raw is not None:
-            return f"arguments that are not JSON: {show(call.raw)}"
-        wrong = [f"{name} = {show(text(call))}" for name, regex, text in self.texts if not regex.search(text(call))]
-        for name, test in self.arguments.items():
-            if name not in call.arguments:
-                wrong.append(f"no {name}")
-            elif not test.fits(call.arguments[name]):
-                wrong.append(f"{name} = {show(call.arguments[name])}")
-        return ", ".join(wrong)
-
-
-class _CallTests:
-    """Calls to look for, of which some may have templates over the row."""
-
-    def __init__(self, specs: Sequence[CallSpec], dialect: Dialect, origin: Origin) -> None:
-        self._specs, self._dialect = specs, dialect
-        self._schemas = {
-            id(matcher): compile_schema(matcher.json_schema, origin)
-            for spec in specs
-            for matcher in spec.args.values()
-            if matcher.json_schema is not None
-        }
-        self._fixed: list[_CallTest] | None = None
-        if all(map(is_fixed, specs)):
-            self._fixed = [self._test(spec, {}) for spec in specs]
-
-    def for_row(self, fields: dict[str, Any]) -> list[_CallTest]:
-        """Return the tests for a row."""
-        return [self._test(spec, fields) for spec in self._specs] if self._fixed is None else self._fixed
-
-    def _test(self, spec: CallSpec, fields: dict[str, Any]) -> _CallTest:
-        texts: list[tuple[str, Regex, Callable[[Call], str]]] = []
-        if isinstance(spec, ConstraintSpec):
-            looks: list[tuple[str, str | None, Callable[[Call], str]]] = [
-                ("command", spec.command_pattern, lambda call: call.text(*_COMMAND)),
-                ("path", spec.path_pattern, lambda call: call.text(*_PATH)),
-                ("skill", spec.skill_pattern, lambda call: call.skill or call.text("skill")),
-            ]
-            for name, pattern, text in looks:
-                if pattern is not None:
-                    regexes = Patterns([pattern], self._dialect).for_row(fields)
-                    texts += [(name, regex, text) for regex in regexes]
-        arguments = {
-            name: argument_test(matcher, fields, self._dialect, self._schemas.get(id(matcher)))
-            for name, matcher in spec.args.items()
-        }
-        return _CallTest(_Names([spec.tool], self._dialect).for_row(fields), texts, arguments)
-
-
-def unmet(tests: Sequence[_CallTest], calls: Sequence[Call], *, distinct: bool) -> list[_CallTest]:
-    """Return the tests that no call meets; if `distinct`, each call meets one test at most, so that most are met."""
-    candidates = [[place for place, call in enumerate(calls) if test.fits(call)] for test in tests]
-    if not distinct:
-        return [test for test, places in zip(tests, candidates, strict=True) if not places]
-    taken: dict[int, int] = {}
-    """calls, and the tests that they meet"""
-
-    def place(number: int, tried: set[int]) -> bool:
-        """Find a call for a test; a test that has taken it may move on to another one."""
-        for call in candidates[number]:
-            if call not in tried:
-                tried.add(call)
-                if call not in taken or place(taken[call], tried):
-                    taken[call] = number
-                    return True
-        return False
-
-    return [test for number, test in enumerate(tests) if not place(number, set())]

@@ -1,15 +1,19 @@
-"""Compares a prompt with the words of a SKILL.md, to tell whether the skill is meant for it. Asks no model."""
+"""Compares a prompt with the words of a SKILL.md, to decide if the skill applies. Asks no model."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+
+from pydantic import model_validator
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import AttemptError
 from holdfast.graders.types import InstantGrader, Verdict
-from holdfast.spec.content_grader_schema import TriggerGrader
+from holdfast.spec.document import read_value
+from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import EvalPath
 
 if TYPE_CHECKING:
     from holdfast.graders.types import Case
@@ -29,8 +33,28 @@ _TRIGGERS: Final = 0.6
 _FOR: Final = re.compile(r"(?<!not )use for:", re.IGNORECASE)
 
 
+class TriggerGrader(GraderBlock):
+    """Scores whether the prompt should trigger a skill, by the words of its SKILL.md."""
+
+    type: Literal["trigger"]
+    skill_path: EvalPath | None = None
+    """The skill's `SKILL.md`, or its folder, in the eval file's folder."""
+    skill: str | None = None
+    """Text of the skill's `SKILL.md`, instead of a file."""
+    mode: Literal["positive", "negative"]
+    """`positive` if the prompt should trigger the skill, `negative` if it should not."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _names_one_skill(self) -> Self:
+        if self.skill_path is None and self.skill is None:
+            raise ValueError("needs the skill: give `skill_path`, or its text as `skill`")
+        return self
+
+
 class Trigger(InstantGrader):
-    """Scores the overlap of the first prompt with the skill's words; with `mode: negative`, 1 less the overlap."""
+    """Scores the overlap of the first prompt with the skill's words; with `mode: negative`, 1 minus the overlap."""
 
     schema = TriggerGrader
     block: TriggerGrader
@@ -44,12 +68,12 @@ class Trigger(InstantGrader):
 
     @classmethod
     def identity(cls, block: TriggerGrader, origin: Origin) -> dict[str, Any]:
-        """Return the text of the skill, wherever it is written."""
+        """Return the skill's text, from the block or its file."""
         return {**block.identity(), "skill_path": None, "skill": digest_bytes(_read_skill(block, origin).encode())}
 
     @classmethod
     def threshold(cls, block: TriggerGrader) -> float:
-        """Return the overlap that counts as a trigger; with `negative` the score is the rest, and has to exceed it."""
+        """Return the overlap that counts as a trigger; with `negative`, the smallest score of a lower overlap."""
         return _TRIGGERS if block.mode == "positive" else math.nextafter(1 - _TRIGGERS, 1)
 
     def check(self, case: Case) -> Verdict:
@@ -74,14 +98,12 @@ def _read_skill(block: TriggerGrader, origin: Origin) -> str:
 
 def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
     """Return the words of a SKILL.md, and the phrases after `USE FOR:` in its description; raises ValueError."""
-    from holdfast.spec.document import read_value
-
     heading, body = {}, text
     if match := _HEADING.match(text):
         body = text[match.end() :]
         try:
             heading = read_value(match[1])
-        except Exception as error:  # of any kind, from the YAML parser
+        except Exception as error:  # the YAML parser raises many kinds
             raise ValueError(f"its heading is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(heading, dict):
             heading = {}
@@ -96,7 +118,7 @@ def skill_words(text: str) -> tuple[frozenset[str], list[str]]:
 
 
 def overlap(prompt: str, keywords: frozenset[str], phrases: list[str]) -> float:
-    """Return the share of the prompt's words that are the skill's, or of a phrase's words that are in the prompt."""
+    """Return the share of the prompt's words that are in the skill, or of a phrase's words that are in the prompt."""
     words = set(_words(prompt))
     if not words:
         return 0.0

@@ -272,12 +272,6 @@ def make_plan(
     return Plan(*counts, lenders, begun=begun, uncertain=uncertain, done=bytes(done))
 
 
-def estimate_graded(index: Index, graders_per_trial: float) -> int:
-    """Estimate how many outputs have all their verdicts, by the number of verdicts."""
-    outputs = len(index.outputs)
-    return min(outputs, int(len(index.verdicts) / graders_per_trial)) if graders_per_trial else outputs
-
-
 def pending_trials(
     dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b""
 ) -> Iterator[PendingTrial]:

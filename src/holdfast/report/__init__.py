@@ -23,7 +23,8 @@
 `timeline` a trial turn by turn: messages, tool calls with results, checkpoints, failed attempts
 `file_changes` files of a workspace after a turn, and what became of them
 `histogram` distributions in bins with round bounds, pure
-`trial_counts` trials counted: checkpoint funnel, distributions, activity, numbers so far
+`so_far`       numbers of a run that is not finished
+`trial_counts` trials counted: checkpoint funnel, distributions, activity
 `overview` a run as numbers for a page
 `selection` trials by status and grader, samples by id
 `transcript` a trial in the terminal

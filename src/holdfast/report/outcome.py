@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.display.types import Result
-from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting
+from holdfast.errors import BudgetReached, Exit, Fault, Interrupted, Waiting
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How far a run is when a command ends, and why the command stopped."""
+    """The state of a run when a command ends, and why the command stopped."""
 
     rundir: RunDir
     plan: Plan
-    """the trials that are not finished"""
+    """what is left to do"""
     metrics: Metrics | None
-    """None when the run is not finished"""
+    """None if the run is not finished"""
     spent: Spent | None
     reason: Fault | BudgetReached | Interrupted | Waiting | None = None
     """why it stopped before all was done"""
     already: bool = False
-    """it was finished before we came"""
+    """the run was already finished"""
     skipped_graders: bool = False
     grade_only: bool = False
     gate: GateOutcome | None = None
-    """the outcome of its gate, of a finished run that has one"""
+    """the outcome of the gate, if the run is finished and has a gate"""
     so_far: Metrics | None = None
-    """the same numbers of a run that is not finished, where it has grades; they are in no file"""
+    """the numbers so far of an unfinished run with grades; they are in no file"""
     failures: Failures | None = None
-    """what failed and is missing, and what was retried; None where that was not looked at"""
+    """what failed and is missing, and what was retried; None if it was not looked up"""
     wall: float | None = None
     """seconds that this process worked on it"""
     finisher: str | None = None
-    """the worker that was to write the report, where this process is another one of several workers"""
+    """the other worker that was to write the report"""
 
     @property
     def missed_gates(self) -> tuple[str, ...]:
@@ -50,17 +50,22 @@ class Outcome(msgspec.Struct, frozen=True):
         return () if self.gate is None else self.gate.missed
 
     @property
+    def interrupted(self) -> bool:
+        """True if a signal stopped the command."""
+        return isinstance(self.reason, Interrupted)
+
+    @property
     def exit_code(self) -> int:
-        """As documented: 0 finished, 1 gate not met, 3 not finished, 5 waiting, 130/143 interrupted."""
+        """The exit code of the command."""
         if isinstance(self.reason, Interrupted):
             return self.reason.exit_code
         if isinstance(self.reason, Waiting):
-            return 5
+            return Exit.WAITING
         if self.metrics is None:
             ungraded_on_purpose = self.reason is None and self.plan.to_run == 0 and self.skipped_graders
             reported = self.finisher is not None and self.rundir.finished
-            return 0 if ungraded_on_purpose or reported else 3
-        return 1 if self.missed_gates else 0
+            return Exit.FINISHED if ungraded_on_purpose or reported else Exit.UNFINISHED
+        return Exit.GATE_FAILED if self.missed_gates else Exit.FINISHED
 
     @property
     def result(self) -> Result:

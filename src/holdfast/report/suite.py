@@ -19,7 +19,7 @@ from rich.text import Text
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.display.terminal import echo_json
-from holdfast.errors import BudgetReached, Fault, HoldfastError, Interrupted, Waiting, with_hint
+from holdfast.errors import BudgetReached, Exit, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
 from holdfast.report.paired import LEVEL, holm
@@ -189,7 +189,7 @@ def _cell(outcome: Outcome | None, *, mark: bool) -> tuple[str, str]:
     if outcome is None:
         return "not started", "–"
     if outcome.metrics is None:
-        if outcome.skipped_graders and outcome.exit_code == 0:
+        if outcome.skipped_graders and outcome.exit_code == Exit.FINISHED:
             return "not graded", "–"
         return f"{_percent(outcome.plan.finished / outcome.plan.total)} done", "–"
     metrics = outcome.metrics

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -19,8 +18,8 @@ from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
 from holdfast.report.histogram import Histogram, make_histogram, score_histogram
 from holdfast.report.run_view import Pending
+from holdfast.report.so_far import summarize_verdicts
 from holdfast.report.stats import estimate, wilson
-from holdfast.report.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import GradedTrial, RunView
     from holdfast.store.metrics import GraderMetrics
-    from holdfast.store.records import GradeStatus
     from holdfast.store.rundir import RunDir
 
     PlaceVerdict = tuple[TrialStatus, float | None]
@@ -105,7 +103,7 @@ class Activity(Struct, frozen=True, kw_only=True):
 
 
 class TrialNumbers(NamedTuple):
-    """A trial with an output, as far as an overview counts it."""
+    """The numbers of a trial with an output that an overview counts."""
 
     sample: str
     status: TrialStatus
@@ -358,25 +356,21 @@ class TrialsTally:
 
     def numbers_so_far(self) -> tuple[GraderMetrics | None, dict[str, GraderMetrics]]:
         """Return the statistics of an unfinished run: of the trials as a whole, and by grader."""
-        overall = Tally(self._trials)
-        tallies = {place.name: Tally(self._trials) for place in self._places}
+        if not self._places:
+            return None, {}
         ordered = sorted(self._verdicts, key=lambda verdict: verdict[0])
-        for _, trials in groupby(ordered, key=lambda verdict: verdict[0]):
-            of_sample = list(trials)
-            overall.add(_decided((status, score) for _, status, score, _ in of_sample if status != "error"))
-            for name, tally in tallies.items():
-                tally.add(_decided(grades[name] for *_, grades in of_sample if name in grades))
-        by_grader = {
-            place.name: msgspec.structs.replace(
-                tallies[place.name].summary(), threshold=threshold(place.block), weight=place.block.weight
+        overall = summarize_verdicts(
+            self._trials, ((sample, status, score) for sample, status, score, _ in ordered if status != "error")
+        )
+        by_grader = {}
+        for place in self._places:
+            name = place.name
+            summary = summarize_verdicts(
+                self._trials, ((sample, *grades[name]) for sample, _, _, grades in ordered if name in grades)
             )
-            for place in self._places
-        }
-        return overall.summary() if self._places else None, by_grader
-
-
-def _decided(verdicts: Iterable[PlaceVerdict]) -> list[tuple[GradeStatus, float | None]]:
-    return [(status, score) for status, score in verdicts if status != "pending" and status != "uncertain"]
+            rule = {"threshold": threshold(place.block), "weight": place.block.weight}
+            by_grader[name] = msgspec.structs.replace(summary, **rule)
+        return overall, by_grader
 
 
 def _error_times(rundir: RunDir) -> Iterator[tuple[float, str]]:

@@ -9,23 +9,13 @@
 `document`       YAML with positions
 `overrides`      `a.b=value` from the command line
 `validation`     validates blocks by their schemas, and collects problems and notices
+`quantities`     durations and sizes as people write them
 `schema`         the base of all schemas, and the types of their values
 `eval_schema`    schemas of the eval file, without its target, graders and exports
 `target_schema`  schemas of targets and their tools, and the registry of targets
 `exports`        schemas of exports, and the registry of exporters
-`load_graders`   graders, judges and the simulated user, and the registry of graders
-`grader_texts`   the texts of graders: templates over the row, and those that must not look like one
-`grader_schema`  the base schemas of graders
-`text_grader_schema` schemas of graders that compare texts
-`number_grader_schema` the schema of the grader of numbers
-`likelihood_grader_schema` the schema of the grader of likelihoods
-`judge_schema`   the schema of judges
-`content_grader_schema` schemas of graders that take an answer as more than its words
-`benchmark_grader_schema` schemas of graders of benchmarks
-`text_metric_schema` schemas of text metrics
-`tool_grader_schema` schemas of graders of tool calls
-`file_grader_schema` schemas of graders of files and by programs
-`expected`       expected values of a row: one text, or alternatives
+`load_graders`   graders, their templates, the simulated user's model, and the registry of graders
+`grader_schema`  the base schemas of graders, and the schema of judges
 `numbers`        numbers as people and models write them
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 

@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.spec.eval_schema import RUN_METRICS, SETTINGS
 from holdfast.spec.named_inputs import misnamed_parts
 from holdfast.spec.providers import provider_of
-from holdfast.spec.regex import compile_regex
-from holdfast.spec.slow import Slow
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.spec.template import TemplateSyntaxError, expression, pattern_example
+from holdfast.spec.template import TemplateSyntaxError, expression
 from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterator, Set
 
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
     from holdfast.spec.eval_schema import EvalFields, GateBlock
 
-_ANSWERS: Final = ("", " ", "x", "\n", "A sentence, with the number 1.\nAnd another line.")
-"""a pattern that matches all of these matches every answer"""
-_TOOLS: Final = ("b", "read_file", "server-tool", "Z9")
 _GATED: Final = ("score", "low", "high", "corpus")
 """numbers of a grader that can be gated as `GRADER/NUMBER`, in addition to `pass@k` and `pass^k`"""
 
@@ -170,39 +165,8 @@ def _limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
 def vacuous_checks(spec: Eval) -> Iterator[str]:
     """Yield a notice for each check that passes, or fails, whatever the answer is."""
     for location, block in spec.placed_graders():
-        for warning in _of_grader(block):
+        for warning in block.idle_checks():
             yield f"{spec.document.where(location)}: {warning}"
     if spec.graders and all(block.weight == 0 for block in spec.graders):
         where = spec.document.where(("graders",))
         yield f"{where}: every grader has weight 0, so trials have no overall score and none passes"
-
-
-def _of_grader(block: Any) -> Iterator[str]:
-    if block.threshold == 0:
-        yield f"threshold: 0 is met by every score, so {block.name!r} passes every output"
-    if block.type == "text":
-        yield from _of_text(block)
-    if block.type == "tool_constraint":
-        for name in block.allow_only:
-            if not isinstance(name, str) and _is_everywhere(name.pattern, _TOOLS):
-                yield f"the pattern {name.pattern!r} is found in every name, so {block.name!r} allows all tools"
-
-
-def _of_text(block: Any) -> Iterator[str]:
-    for patterns, outcome in ((block.regex_match, "always holds"), (block.regex_not_match, "never holds")):
-        for pattern in patterns:
-            if _is_everywhere(pattern, _ANSWERS):
-                yield f"the pattern {pattern!r} is found in every answer, so the check of {block.name!r} {outcome}"
-    for field in block.alternatives:
-        if any(part.isspace() for part in getattr(block, field)):
-            yield f"{field} of {block.name!r} looks for white space, which nearly every answer contains"
-
-
-def _is_everywhere(pattern: str, texts: Sequence[str]) -> bool:
-    example = pattern_example(pattern)  # the row's values may be anything
-    if example is None:
-        return False
-    try:
-        return all(compile_regex(example).search(text) for text in texts)
-    except (ValueError, Slow):  # a pattern in another dialect, or one that could take long
-        return False

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location, file_inside
 from holdfast.spec.grader_schema import is_judge
-from holdfast.spec.grader_texts import templates_in
+from holdfast.spec.load_graders import templates_in
 from holdfast.spec.schema import FILE_KINDS
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import PatternTemplate, Template, expression, template, texts
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
         WorkspaceBlock,
     )
     from holdfast.spec.exports import ExportBlock, LiveExport
-    from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.grader_schema import GraderBlock, PromptGrader
     from holdfast.spec.target_schema import TargetBlock
 
 

@@ -296,9 +296,7 @@ class Limits(Block):
 
 def _quoted(name: Any) -> Any:
     if isinstance(name, int | float):
-        raise ValueError(  # noqa: TRY004 - pydantic takes no other
-            "YAML reads the id of this run as a number: put it in quotes"
-        )
+        raise ValueError("YAML reads the id of this run as a number: put it in quotes")  # noqa: TRY004 - pydantic reports it
     return name
 
 
@@ -437,7 +435,7 @@ class OutputBlock(Block):
 class EvalFields(Block):
     """The top of an eval file. Target and graders are read by their own schemas."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
     name: str = Field(min_length=1, max_length=120)
     """Name of the eval, and of the folder of its runs."""

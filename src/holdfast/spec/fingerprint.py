@@ -405,7 +405,7 @@ def _elsewhere(name: str) -> list[Path] | None:
         for finder in finders:  # not `importlib.util.find_spec`, which looks at imported modules first
             try:
                 spec = finder.find_spec(name, list(path) if finder is PathFinder else None)
-            except Exception:  # noqa: S112 - another package's finder; if it fails, so will the import, with its reason
+            except Exception:  # noqa: S112 - a finder of somebody's; what it cannot find, importing will tell
                 continue
             if spec is not None:
                 places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]

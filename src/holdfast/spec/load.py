@@ -26,7 +26,9 @@ from holdfast.versions import check_version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from holdfast.spec.eval_schema import ResponderBlock
+    from holdfast.spec.eval_schema import (
+        ResponderBlock,
+    )
     from holdfast.spec.exports import ExportBlock, LiveExport
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.spec.overrides import Override

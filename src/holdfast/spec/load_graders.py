@@ -1,25 +1,32 @@
-"""Reads graders and the simulated user, each by the schema of its kind, with the models that they inherit."""
+"""Reads graders and the simulated user, each by the schema of its kind, with the models that they inherit.
+
+A grader's text is never taken literally by oversight: a key either is rendered with the row, or refuses a text that
+names a field. Literal braces are written as in Jinja2 in all keys; if they need no row, they are filled in when the
+file is read.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
-from holdfast.spec.grader_texts import settle_texts
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
-from holdfast.spec.schema import is_embedded
+from holdfast.spec.schema import Block, is_embedded
+from holdfast.spec.template import TemplateSyntaxError, is_template, template
 from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval_schema import ResponderBlock
-    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
 
 GRADERS = Registry(
     "holdfast.graders",
@@ -31,9 +38,9 @@ GRADERS = Registry(
         "number": "holdfast.graders.number:Number",
         "likelihood": "holdfast.graders.likelihood:Likelihood",
         "lm_eval": "holdfast.graders.lm_eval:LmEval",
-        "extract": "holdfast.graders.extract:Extract",
+        "extract": "holdfast.graders.text:Extract",
         "ifeval": "holdfast.graders.ifeval:InstructionFollowing",
-        "similarity": "holdfast.graders.similarity:Similarity",
+        "similarity": "holdfast.graders.text_metrics:Similarity",
         "math": "holdfast.graders.maths:Mathematics",
         "json_schema": "holdfast.graders.json_schema:JsonSchema",
         "python": "holdfast.graders.python:PythonCheck",
@@ -56,11 +63,11 @@ GRADERS = Registry(
         "code": "holdfast.graders.programs:Code",
     },
 )
-"""Every kind of grader, by its `type` in the eval file: a class that owns its schema."""
+"""Every kind of grader by its `type` in the eval file, as a class with a schema."""
 
 
 def grader_schema(kind: str) -> type[GraderBlock]:
-    """Return the schema of a kind of grader; raises ValueError, worded for users, where there is none."""
+    """Return the schema of a kind of grader; raise ValueError, worded for users, for an unknown kind."""
     schema = getattr(GRADERS.load(kind), "schema", None)
     if not (isinstance(schema, type) and issubclass(schema, GraderBlock)):
         message = f"the class of the grader type {kind!r} has no `schema` that is a holdfast.GraderBlock"
@@ -141,7 +148,7 @@ def with_rubric(
 
 
 def names_file(rubric: str) -> bool:
-    """Return True for a rubric that is the name of a file, not the text itself."""
+    """Return True for a rubric that names a file."""
     return "\n" not in rubric and " " not in rubric and rubric.endswith((".md", ".yaml", ".yml", ".txt"))
 
 
@@ -153,7 +160,7 @@ def rubric_text(text: str) -> str:
 
 
 def with_judge(grader: PromptGrader, document: Document, location: Location, problems: list[Problem]) -> PromptGrader:
-    """Return a judge with its model; the default is the target's, where the target is a model."""
+    """Return a judge with its model; the default is the target's model."""
     target = document.data.get("target")
     target = target if isinstance(target, dict) else {}
     if grader.model is None and "model" not in target:
@@ -188,7 +195,7 @@ def with_player(responder: ResponderBlock | None, document: Document, problems: 
 def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> dict[str, Any]:
     """Return the model and endpoint of a judge or a simulated user; the defaults are the target's.
 
-    A model of its own, with the prefix of a provider, is asked there.
+    If it names a model with a provider's prefix, the provider is asked.
     """
     assert not isinstance(block.model, list)
     name = block.model or str(target["model"])
@@ -202,3 +209,112 @@ def _endpoint(block: PromptGrader | ResponderBlock, target: dict[str, Any]) -> d
         "api_key_env": block.api_key_env or target.get("api_key_env"),
         "api": block.api or (target.get("api") if block.base_url is None else None),
     }
+
+
+_AS_WRITTEN: Final = frozenset({"type", "name", "where"})
+"""keys of graders whose values are names, or expressions without braces"""
+LITERAL_BRACES: Final = "literal braces are written {% raw %}{{ }}{% endraw %}"
+
+Refuse = Callable[["Location", str], None]
+"""reports a text that is not allowed in its place"""
+
+
+class GraderText(NamedTuple):
+    """A template of a block."""
+
+    location: Location
+    """in the block"""
+    source: str
+    is_pattern: bool
+
+
+def templates_in(block: Block) -> Iterator[GraderText]:
+    """Yield the texts that are rendered with the row, in a block and the blocks inside it."""
+    for name, field in type(block).model_fields.items():
+        is_read, is_pattern = name in block.templates, name in block.regexes
+        yield from _texts(getattr(block, name), (field.alias or name,), is_read=is_read, is_pattern=is_pattern)
+
+
+def _texts(value: Any, place: Location, *, is_read: bool, is_pattern: bool) -> Iterator[GraderText]:
+    if isinstance(value, str):
+        if is_read:
+            yield GraderText(place, value, is_pattern)
+    elif isinstance(value, Block):
+        for inner in templates_in(value):
+            yield inner._replace(location=(*place, *inner.location))
+    elif isinstance(value, dict | list | tuple):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(part, (*place, key), is_read=is_read, is_pattern=is_pattern)
+
+
+def is_fixed(block: Block) -> bool:
+    """Return True for a block without templates."""
+    return not any(is_template(text.source) for text in templates_in(block))
+
+
+def settle_texts(schema: type[Block], keys: Mapping[str, Any], place: Location, refuse: Refuse) -> dict[str, Any]:
+    """Return the keys of a block as written; in keys that are not templates, braces are filled in."""
+    names = {field.alias or name: name for name, field in schema.model_fields.items()}
+    settled = dict(keys)
+    for key, value in keys.items():
+        name = names.get(key)
+        if name is None or key in _AS_WRITTEN or name in (*schema.expressions, *schema.as_written):
+            continue  # the schema reports unknown keys
+        instead = schema.instead.get(name, "a `code` grader sees the row as `sample`")
+        reading = _Reading(name in schema.templates, instead, refuse)
+        settled[key] = reading.settle(value, schema.model_fields[name].annotation, (*place, key))
+    return settled
+
+
+class _Reading(NamedTuple):
+    """How the texts of one key are read."""
+
+    is_rendered: bool
+    instead: str
+    refuse: Refuse
+
+    def settle(self, value: Any, annotation: Any, place: Location) -> Any:
+        if isinstance(value, str):
+            return value if self.is_rendered or not is_template(value) else self._fill_in(value, place)
+        if isinstance(value, dict):
+            kinds = list(_members(annotation))
+            block = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Block)), None)
+            if block is not None:
+                return settle_texts(block, value, place, self.refuse)
+            inner = next((get_args(kind)[-1] for kind in kinds if get_origin(kind) is dict), None)
+            for key in value:
+                if is_template(str(key)):
+                    self.refuse((*place, key), f"the name of a key is not a template; {LITERAL_BRACES}")
+            return {key: self.settle(part, inner, (*place, key)) for key, part in value.items()}
+        if isinstance(value, list):
+            inner = next(
+                (get_args(kind)[0] for kind in _members(annotation) if get_origin(kind) in (list, tuple)), None
+            )
+            return [self.settle(part, inner, (*place, number)) for number, part in enumerate(value)]
+        return value
+
+    def _fill_in(self, text: str, place: Location) -> str:
+        try:
+            compiled = template(text)
+        except TemplateSyntaxError as error:
+            self.refuse(place, f"not a valid template: {error.message}; {LITERAL_BRACES}")
+            return text
+        if compiled.names:
+            shown = text if len(text) <= 60 else f"{text[:59]}…"
+            self.refuse(
+                place, f"is not a template, and {shown!r} would be taken literally: {self.instead}; {LITERAL_BRACES}"
+            )
+            return text
+        return compiled.render({})
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the types that an annotation allows, without metadata for pydantic."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _members(part)
+    else:
+        yield annotation

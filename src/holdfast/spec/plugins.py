@@ -41,11 +41,12 @@ BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "holdfast.live_exporters": {"nat": "holdfast.formats.nat.mirror:NatMirror"},
     "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.steps:StreamedSteps"},
+    "holdfast.grading_processes": {"lm_eval": "holdfast.benchmarks.grading:start"},
 }
 """The built-in plug-ins by entry-point group and name: the only place where the core names them.
 
 They are not entry points of this distribution, because looking through all installed packages for those takes about
-50 ms. The last two groups are not open to other packages.
+50 ms. The last three groups are not open to other packages.
 """
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.spec.eval_schema import ResponderBlock
-    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
     from holdfast.spec.schema import Api
 
 Access = Literal["key", "azure", "aws", "gcp"]

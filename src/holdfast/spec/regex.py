@@ -73,6 +73,11 @@ class Match(NamedTuple):
         """Error message for a match that takes longer."""
         return f"the pattern took longer than {self.seconds:g} s: {self.source!r}"
 
+    def work(self) -> Any:
+        """Make the match, however long it takes: for a process that may be killed."""
+        pattern = compile_regex(self.source, ignore_case=self.ignore_case, dialect=self.dialect)
+        return pattern.match_to_the_end(self.operation, self.text, self.number)
+
 
 class Regex:
     """A regular expression, with the engine that matches it."""
@@ -124,7 +129,7 @@ class Regex:
         return str(self._ask("remove", text))
 
     def match_to_the_end(self, operation: Operation, text: str, number: int = 0) -> Any:
-        """Make a match however long it takes: for a process that may be killed."""
+        """Make a match, however long it takes."""
         engine = self._engine(operation, text)
         return _answer(self._python if engine is None else engine, operation, text, number)
 

@@ -27,6 +27,10 @@ class Request(Protocol):
         """Error message for work that takes longer."""
         ...
 
+    def work(self) -> Any:
+        """Return the answer, however long it takes: for a process that may be killed."""
+        ...
+
 
 class Slow(Exception):
     """Raised by code that needs an answer from another process."""

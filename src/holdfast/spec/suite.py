@@ -70,7 +70,7 @@ class AverageBlock(Block):
 class SuiteFields(Block):
     """The top of a suite file."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - the key as users write it
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     """Version of the file format, MAJOR.MINOR in quotes: see [versions](versions.md)."""
     suite: str = Field(min_length=1, max_length=120)
     """Name of the suite."""

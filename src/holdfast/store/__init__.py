@@ -25,7 +25,6 @@
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine
-`slurm_jobs` asks Slurm whether the jobs that hold leases have ended
 `claims`     assigns trials to workers
 `shared`     journals that a run shares with the run that it borrows from
 `inputs`     the files that users' code read

@@ -44,21 +44,40 @@ _ASKED_AT_ONCE: Final = 8
 _WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run an eval, as the command says: each field has the name of its option of `holdfast eval`."""
+
+    fresh: bool = False
+    """archive the earlier run and start from scratch"""
+    retry_failed: bool = False
+    """retry the errors of a run that was finished with them"""
+    accept_errors: bool = False
+    """finish even if some trials have errors, which lower the coverage and not the scores"""
+    accept_drift: bool = False
+    """keep outputs even if the target's code has changed"""
+    skip_graders: bool = False
+    log_samples: bool = False
+    """write the transcripts to samples.jsonl when the run is over"""
+    output_path: str | None = None
+    """a folder for the results and transcripts when the run is over"""
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The fields of the policy by name, to make another struct with the same policy."""
+        return {name: getattr(self, name) for name in RunPolicy.__struct_fields__}
+
+
+class Round(RunPolicy, frozen=True, kw_only=True):
     """`plan.json`: the work of a round of workers."""
 
     schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
     chunks: list[tuple[int, int]]
-    """first trial and one past the last; trials are numbered in the dataset's order, those of one sample together"""
+    """first trial and one past the last; trials are numbered in the dataset's order, sample by sample"""
     starts: list[tuple[int, int, int]] = []
     """of each chunk: file of the dataset, line and offset of its first row; none where rows are not lines"""
     eval: dict[str, Any]
     folder: str
     eval_file: str | None
-    accept_errors: bool = False
-    skip_graders: bool = False
-    log_samples: bool = False
-    output_path: str | None = None
     command: str = ""
     """command that resumes the run"""
 

@@ -30,6 +30,7 @@ import math
 import os
 import secrets
 import shlex
+import subprocess
 import time
 from contextlib import suppress
 from threading import Event, Thread
@@ -39,10 +40,9 @@ import msgspec
 
 from holdfast.errors import RunHeld, UsageError
 from holdfast.store.processes import is_running, start_token, this_system
-from holdfast.store.slurm_jobs import SlurmJob, this_slurm_job, which_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
 
@@ -57,13 +57,28 @@ def _lease_seconds() -> float:
 
 
 LEASE_SECONDS: Final = _lease_seconds()
-"""Seconds that this process keeps a run without a heartbeat, as far as processes on other machines are concerned."""
+"""Seconds without a heartbeat after which other machines take a run from this process."""
 HELD_REMEDY: Final = "Wait for it with --wait (or HOLDFAST_LOCK_TIMEOUT=seconds), or stop it first."
 _NAMELESS_SECONDS: Final = 2.0
 """Seconds that a lease may name no holder, since it may be in the middle of being written."""
 _ASK_SECONDS: Final = 10.0
 """Seconds between two questions to Slurm about the jobs of holders, at least."""
+_ANSWER_SECONDS: Final = 20
+"""Seconds that Slurm has to answer."""
 _MOST_BYTES: Final = 4096
+# Not NODE_FAIL: processes of a node that Slurm cannot reach, or of a requeued job, may still run.
+_ENDED: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """The Slurm job of a holder: a process on another node cannot be looked up, but its job can.
+
+    The name is a part of the identity, since a controller that was killed may reuse ids.
+    """
+
+    id: str
+    """unique also for each member of an array"""
+    name: str
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -261,7 +276,7 @@ class RunLease:
             os.close(fd)
 
     def still_held(self) -> bool:
-        """True if the lease file is still that of this process. A contender may move it away for an instant."""
+        """Return True if the lease file still belongs to this process. A contender may move it away for an instant."""
         if self._own is None:
             return False
         token = self._own.token.encode()
@@ -298,7 +313,7 @@ class RunLease:
 
 
 def _read(path: Path) -> bytes | None:
-    """Read a lease; None if there is none."""
+    """Read a lease; None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -328,7 +343,7 @@ def _content(holder: Holder) -> bytes:
 
 
 def _write_new(path: Path, content: bytes) -> bool:
-    """Create a lease with this content; False if there is one."""
+    """Create a lease with this content; False if it exists."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -394,8 +409,32 @@ def _discard_ended(leases: Iterable[RunLease]) -> None:
             lease.discard()
 
 
+def this_slurm_job() -> SlurmJob | None:
+    """Return the job that this process runs in."""
+    job, name = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NAME")
+    return SlurmJob(job, name) if job and name else None
+
+
+def which_ended(jobs: Collection[SlurmJob]) -> set[SlurmJob]:
+    """Ask Slurm once which of the jobs have ended.
+
+    A job that Slurm does not know, or not for sure, is left to its heartbeat. So are all if Slurm does not answer.
+    """
+    if not jobs:
+        return set()
+    ids = ",".join(sorted({job.id for job in jobs}))
+    argv = ["squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%A %T %j"]
+    try:
+        listing = subprocess.run(argv, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    rows = (line.split(" ", 2) for line in listing.splitlines())
+    ended = {SlurmJob(row[0], row[2].strip()) for row in rows if len(row) == 3 and row[1] in _ENDED}
+    return ended & set(jobs)
+
+
 def is_held(path: Path) -> bool:
-    """True if a process seems to hold the lease, as far as can be told at once. This is for display.
+    """Return True if a process seems to hold the lease, judging by one look. This is for display.
 
     For a holder on another machine it depends on that machine's clock; `take_leases` does not.
     """

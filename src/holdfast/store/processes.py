@@ -39,11 +39,10 @@ def start_token(pid: int) -> str:
     return "" if status is None else status.token
 
 
-def is_running(pid: int, token: str = "") -> bool:
+def is_running(pid: int, token: str) -> bool:
     """Return True if the process with this id and start token runs on this machine.
 
-    An empty token, as in records of earlier versions, and a process that the system tells nothing about, are matched by
-    id alone.
+    Only the id is compared if the system did not report the start, then or now.
     """
     try:
         os.kill(pid, 0)

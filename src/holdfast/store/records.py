@@ -164,8 +164,7 @@ class ToolResponse(Struct, frozen=True):
     """The `response` of a recorded tool call."""
 
     tool: str
-    arguments: Any = UNSET
-    """UNSET in records of earlier versions"""
+    arguments: Any
     result: Any = None
     traceback: str | UnsetType = UNSET
     """of a Python function that raised"""

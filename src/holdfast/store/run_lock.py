@@ -1,8 +1,8 @@
 """Lock a run for one process, or for several workers, but never for both.
 
 A worker creates its own lease, `workers/<id>/lease`, and then takes the run's lease for an instant, which shows that
-no process holds the run alone. A process that wants the run alone takes the run's lease and then looks for leases of
-workers. So the later of the two sees the earlier, whatever the order; if each sees the other, both step back.
+no other process holds the whole run. A process that wants the whole run takes the run's lease and then looks for leases
+of workers. So the later of the two sees the earlier, whatever the order; if each sees the other, both step back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def hold(
     notice: Callable[[str], None] = lambda _: None,
     lost: Callable[[], None] = lambda: None,
 ) -> RunLease:
-    """Take a run for this process alone, waiting up to `wait` seconds for others, or forever if `wait` is negative."""
+    """Take the whole run, waiting up to `wait` seconds for other processes, or forever if `wait` is negative."""
     lease, workers = RunLease(rundir.lease, lost=lost), WorkerLeases(rundir)
     end, notified = time.monotonic() + wait, False
     while True:
@@ -103,7 +103,7 @@ def stand_by(rundir: RunDir, stopped: Callable[[], bool], notice: Callable[[str]
 
 
 def is_being_finished(rundir: RunDir) -> bool:
-    """True if a process is writing the run's report, or died doing so: its lease may outlive it for a while."""
+    """Return True if a process is writing the run's report, or died doing so: its lease may outlive it for a while."""
     holder = RunLease(rundir.lease).holder
     return holder is not None and holder.finishing
 

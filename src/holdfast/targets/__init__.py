@@ -17,7 +17,6 @@
 `batch_files` batches as files, for models without a server
 `asking`    who makes a request
 `embedded`  the small model that comes with the `local` extra, and `embedded_server`, its process
-`cores`     the number of cores that the process may use
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow behind HTTP
 `command`   a program

@@ -6,11 +6,11 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from holdfast.containment.cores import usable_cores
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent
-from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from holdfast.spec.eval import Eval

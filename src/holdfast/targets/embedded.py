@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from holdfast.containment.cores import usable_cores
 from holdfast.errors import ConfigError, Fault, Problem, UsageError
-from holdfast.targets.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.dialects.types import Answer
     from holdfast.spec.eval import Origin
     from holdfast.spec.eval_schema import ResponderBlock
-    from holdfast.spec.judge_schema import PromptGrader
+    from holdfast.spec.grader_schema import PromptGrader
     from holdfast.targets.balancer import Balancer
     from holdfast.targets.batch_client import BatchClient
     from holdfast.targets.batches import Batches

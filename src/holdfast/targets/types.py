@@ -49,7 +49,6 @@ class PastCall(msgspec.Struct, frozen=True):
     turn: int
     name: str
     arguments: Any
-    """UNSET where they are not on record"""
     function: str | UnsetType | None = UNSET
     """of `context.tool(function)`: `module:name`, or None for a function that no other process can find"""
     call_id: str = ""

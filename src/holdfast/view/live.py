@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from itertools import compress, groupby
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from aiohttp import web
 from holdfast.canonical import digest
 from holdfast.display.format import dollars, duration, rate, share
 from holdfast.errors import HoldfastError
-from holdfast.report.stats import estimate
+from holdfast.report.so_far import summarize_verdicts
 from holdfast.store.catalog import Status, finished_status, is_running, summarize_run
 from holdfast.store.lines import LineRef
 from holdfast.store.shared import journal_size
@@ -196,18 +196,12 @@ def _measure(table: TrialTable) -> dict[str, Any]:
 
 def _score(table: TrialTable) -> dict[str, float | None]:
     """Return the score so far with its interval, computed as the report will compute it."""
-    means, verdicts = [], 0
-    proportion = True
-    for _, rows in groupby(zip(table["id_starts"], table["score"], strict=True), key=lambda pair: pair[0]):
-        scores = [score for _, score in rows if score == score]
-        if scores:
-            means.append(math.fsum(scores) / len(scores))
-            verdicts += len(scores)
-            proportion = proportion and all(score in (0.0, 1.0) for score in scores)
-    if not means:
-        return {"score": None, "low": None, "high": None}
-    result = estimate(means, proportion=proportion, verdicts=verdicts)
-    return {"score": result.mean, "low": result.low, "high": result.high}
+    samples, scores = table["id_starts"], table["score"]
+    # Only scores count here, whatever else is known of a trial.
+    summary = summarize_verdicts(
+        0, ((sample, "skipped", score) for sample, score in zip(samples, scores, strict=True) if score == score)
+    )
+    return {"score": summary.score, "low": summary.low, "high": summary.high}
 
 
 def _pace(table: TrialTable, now: float) -> float | None:

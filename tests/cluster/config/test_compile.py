@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.benchmarks.native import SAMPLES
-from holdfast.cluster.config.compile import compile_launch
-from holdfast.cluster.config.render import compiled_sections, compiled_yaml
+from holdfast.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.cluster.config.schema import DeploymentBlock
 from holdfast.cluster.config.servers import server_command
+from holdfast.cluster.config.tree import compiled_sections, compiled_yaml
 from holdfast.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
 from holdfast.errors import ConfigError, UsageError
 from holdfast.export.wandb import detect
@@ -90,23 +91,17 @@ def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
 def test_instances_without_nodes_have_one_each(folder: Path) -> None:
     launch = launched(folder, "newer", None, "execution.num_instances=2")
     assert (launch.nodes, deployment_of(launch).nodes, deployment_of(launch).instances) == (2, 2, 2)
-    assert "num_nodes: 2" in compiled_yaml(launch, places=False)
+    assert "num_nodes: 2" in compiled_yaml(launch.tree, places=False)
     wider = launched(folder, "newer", None, "execution.num_instances=2", "execution.num_nodes=4")
     assert (wider.nodes, deployment_of(wider).nodes) == (4, 4)
     assert launched(folder, "newer", "BIG", "execution.num_instances=2").nodes == 2, "the profile says so"
     assert "(command line)" in refused(folder, "newer", "execution.num_instances=2", "execution.num_nodes=1")
 
 
-def test_a_proxy_in_front_of_instances_is_not_needed(folder: Path) -> None:
-    notices = "\n".join(launched(folder, "older", "BIG").notices)
-    line = next(number for number, text in enumerate(OLDER.splitlines(), 1) if "proxy:" in text)
-    assert f"config/older.yaml:{line}: execution.proxy: no effect here, because requests are spread" in notices
-
-
 JUDGE = "type: vllm, hf_model_handle: org/judge, served_model_name: judge"
 
 
-def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
+def test_auxiliary_servers_have_nodes_of_their_own(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     text += "auxiliary_deployments:\n  judge: {hf_model_handle: org/judge, served_model_name: judge, num_nodes: 2,\n"
     text += "    env_vars: {A: 'lit:b'}, port: 9000}\n  user: {type: generic, command: serve, served_model_name: u,\n"
@@ -121,13 +116,13 @@ def test_servers_beside_the_model_have_nodes_of_their_own(folder: Path) -> None:
     assert judge.env == {"HF_HOME": "lit:/lustre/hf", "HF_TOKEN": "host:HF_TOKEN", "A": "lit:b"}
     assert deployment_of(launch).command != judge.command
     assert "VLLM_LOGGING_LEVEL" not in judge.env, "which is for the model's server"
-    again = write(folder / "again" / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again" / "again.yaml", compiled_yaml(launch.tree))
     second = launched(folder, str(again), environ={})
     assert second.shared.auxiliary == launch.shared.auxiliary
     assert second.nodes == 5
 
 
-def test_a_server_beside_the_model_may_be_left_out(folder: Path) -> None:
+def test_an_auxiliary_server_may_be_left_out(folder: Path) -> None:
     text = NEWER.replace("  - _self_\n", "  - deployment/vllm@auxiliary_deployments.judge\n  - _self_\n", 1)
     write(folder / "config" / "off.yaml", text + "auxiliary_deployments: {judge: {type: none, port: 9}}\n")
     launch = launched(folder, "off", "BIG")
@@ -139,7 +134,7 @@ def test_older_instances_may_span_nodes(folder: Path) -> None:
     assert (deployment_of(launch).instances, deployment_of(launch).nodes) == (2, 4)
 
 
-def test_a_judge_alone_needs_no_nodes_for_the_model(folder: Path) -> None:
+def test_a_launch_with_only_a_judge_needs_no_nodes_for_the_model(folder: Path) -> None:
     launch = launched(folder, "hosted", None, "execution.type=slurm", f"auxiliary_deployments.judge={{{JUDGE}}}")
     assert launch.nodes == 1
 
@@ -359,10 +354,11 @@ def test_a_provider_resolves_tasks_by_name(folder: Path) -> None:
     def provider(name: str) -> Path | None:
         return folder / "evals" / "hellaswag.yaml" if name == "ours" else None
 
-    launch = compile_launch("newer", "BIG", ["evaluation.tasks=[ours]"], (), folder, {}, providers=[provider])
+    asked = LaunchRequest("newer", "BIG", ["evaluation.tasks=[ours]"], cwd=folder, environ={}, providers=[provider])
+    launch = compile_launch(asked)
     assert launch.tasks[0].eval_file.name == "hellaswag.yaml"
     with pytest.raises(ConfigError, match="no eval file 'other', and no task of that name"):
-        compile_launch("newer", "BIG", ["evaluation.tasks=[other]"], (), folder, {}, providers=[provider])
+        compile_launch(replace(asked, overrides=["evaluation.tasks=[other]"]))
 
 
 def test_mistakes_in_an_eval_are_reported_before_submission(folder: Path) -> None:
@@ -382,13 +378,8 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
     ("override", "expected"),
     [
         ("execution.acount=x", "command line: execution.acount: unknown key (did you mean 'account'?)"),
-        ("deployment.prot=1", "command line: deployment.prot: unknown key (did you mean 'port'?)"),
-        ("deployment.endpoints.caht=/x", "deployment.endpoints.caht: unknown key (did you mean 'chat'?)"),
-        ("evaluation.taks=[]", "evaluation.taks: unknown key (did you mean 'tasks'?)"),
         ("evaluation.tasks.mmlu.nmae=x", "evaluation.tasks[0].nmae: unknown key (did you mean 'name'?)"),
-        ("export.wadnb={}", "export.wadnb: unknown key (did you mean 'wandb'?)"),
         ("exection={}", "exection: unknown key (did you mean 'execution'?)"),
-        ("run.env.hots=x", "run.env.hots: unknown key (did you mean 'host'?)"),
         (f"{PARAM}.temprature=1", "config.params.temprature: unknown key (did you mean 'temperature'?)"),
         (f"{PARAM}.limit_samples=2.5", "is a number of samples, or a share of them below 1"),
         (f"{ADAPTER}.use_chaching=true", "adapter_config.use_chaching: unknown key (did you mean 'use_caching'?)"),
@@ -397,7 +388,6 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("evaluation.tasks.mmlu.endpoint_type=embedding", "endpoint type 'embedding' is not supported"),
         ("execution.workers=0", "execution.workers: should be greater than or equal to 1, not 0"),
         ("execution.walltime=soon", "execution.walltime: a time must be written as"),
-        ("execution.type=lepton", "'lepton' is not supported; one of slurm, local"),
         ("execution.type=slrum", "unknown executor 'slrum' (did you mean 'slurm'?)"),
         ("deployment.type=vlm", "unknown type 'vlm' (did you mean 'vllm'?); one of none, generic, vllm"),
         ("deployment.hf_model_handle=null", "vllm needs checkpoint_path (a folder) or hf_model_handle"),
@@ -409,17 +399,15 @@ ADAPTER = "evaluation.nemo_evaluator_config.target.api_endpoint.adapter_config"
         ("auxiliary_deployments.judge={type: vlm}", "unknown type 'vlm' (did you mean 'vllm'?); one of generic, vllm"),
         ("auxiliary_deployments.judge={port: 1}", "auxiliary_deployments.judge: needs a type: one of generic, vllm"),
         ("auxiliary_deployments.main={type: vllm, served_model_name: j}", "main: invalid name"),
-        ("auxiliary_deployments.judge=vllm", "auxiliary_deployments.judge: should be a mapping"),
-        ("auxiliary_deployments=[vllm]", "auxiliary_deployments: should be a mapping"),
         (f"auxiliary_deployments.judge={{{JUDGE}, prot: 1}}", "judge.prot: unknown key (did you mean 'port'?)"),
         (f"auxiliary_deployments.j={{{JUDGE}, num_nodes: 3, num_instances: 2}}", "j.num_instances: 3 nodes cannot"),
         (
             f"auxiliary_deployments.judge={{{JUDGE}, env_prefix: SLURM}}",
-            "its variables would be SLURM_…, like those of anoth",
+            "its variables would be SLURM_…, which another program has",
         ),
         (
             f"auxiliary_deployments={{a-b: {{{JUDGE}}}, a_b: {{{JUDGE}}}}}",
-            "command line: auxiliary_deployments.a_b: its variables would be A_B_…, like those of a-b",
+            "command line: auxiliary_deployments.a_b: its variables would be A_B_…, which a-b has",
         ),
         ("env_vars.A=null", "env_vars.A: needs a value: host:NAME, lit:VALUE or runtime:NAME"),
         ("env_vars.A=host:1x", "host: takes the name of a variable, not '1x'"),
@@ -452,11 +440,12 @@ def test_each_mistake_is_reported_at_its_place(folder: Path, override: str, expe
         "export",
         "target",
         "env_vars",
+        "auxiliary_deployments",
+        "auxiliary_deployments.judge",
     ],
 )
-@pytest.mark.parametrize("value", ["7", "[7]"])
-def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str, value: str) -> None:
-    message = refused(folder, "newer", f"{section}={value}")
+def test_a_section_of_another_shape_is_refused_by_name(folder: Path, section: str) -> None:
+    message = refused(folder, "newer", f"{section}=7")
     assert section.replace(".mmlu", "[0]").removeprefix("evaluation.nemo") in message
 
 
@@ -504,7 +493,7 @@ def test_unsupported_settings_that_would_change_answers_are_reported(folder: Pat
         ("{process_reasoning_traces: false, start_reasoning_token: '<t>'}", None),
     ],
 )
-def test_reasoning_is_stripped_where_a_configuration_asks_for_it(
+def test_reasoning_is_stripped_if_a_configuration_asks_for_it(
     folder: Path, adapter: str, stripped: dict[str, str] | None
 ) -> None:
     launch = launched(folder, "newer", "BIG", f"{ADAPTER}={adapter}")
@@ -524,14 +513,6 @@ def test_interceptors_mean_what_the_older_keys_mean(folder: Path) -> None:
     assert "interceptors[3]: nvcf: not supported" in notices and "caching" not in notices
 
 
-def test_here_runs_the_same_thing(folder: Path) -> None:
-    there, here = (launched(folder, "newer", name) for name in ("BIG", "here"))
-    assert here.execution.type == "local"
-    assert here.host is None
-    assert here.tasks[0].eval_file == there.tasks[0].eval_file
-    assert here.tasks[0].file.overrides == there.tasks[0].file.overrides
-
-
 @pytest.mark.parametrize(
     ("hostname", "tunnel", "ssh"),
     [
@@ -542,7 +523,7 @@ def test_here_runs_the_same_thing(folder: Path) -> None:
         ("localhost", None, False),
     ],
 )
-def test_ssh_is_used_where_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool) -> None:
+def test_ssh_is_used_if_the_host_is_another(folder: Path, hostname: str, tunnel: str | None, ssh: bool) -> None:
     write(
         folder / "env.toml",
         '[p]\nexecutor = "slurm"\nremote_job_dir = "/x"\n' + (f'tunnel = "{tunnel}"\nhost = "h"' if tunnel else ""),
@@ -593,7 +574,7 @@ def test_the_group_asks_for_gpus_whole_nodes_and_all_gpus_of_them(folder: Path) 
     assert "--tensor-parallel-size 8 " in deployment_of(off).command
 
 
-def test_gpus_of_the_group_are_for_servers_alone(folder: Path) -> None:
+def test_gpus_of_the_group_are_only_for_servers(folder: Path) -> None:
     hosted = ["deployment=none", "target.api_endpoint.model_id=m", "target.api_endpoint.url=http://h/v1"]
     launch = launched(folder, "newer", "base", *hosted)
     assert not [option for option in launch.shared.main_options if "gpu" in option or "exclusive" in option]
@@ -621,7 +602,7 @@ def test_vllm_on_several_nodes_is_connected_by_ray(folder: Path) -> None:
     assert given.command.endswith("\nserve it --distributed-executor-backend ray")
 
 
-def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
+def test_values_may_refer_to_user_defined_keys(folder: Path) -> None:
     text = NEWER.replace(
         "hf_model_handle: org/model", "hf_model_handle: ${mine.model}\n  local_size: 4\n  stray_key: 1"
     )
@@ -632,27 +613,19 @@ def test_keys_of_ones_own_are_for_references(folder: Path) -> None:
     assert launch.shared.pre_cmd == "serve --size 4 9000"
     assert "deployment.stray_key: no effect here, because nothing refers to it" in str(launch.notices)
     assert "local_size" not in str(launch.notices)
-    again = write(folder / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again.yaml", compiled_yaml(launch.tree))
     assert launched(folder, str(again)).shared == launch.shared
     write(folder / "config" / "stray.yaml", NEWER + "mine: {model: org/own}\n")
     assert "mine: unknown key" in refused(folder, "stray")
 
 
-def test_a_command_of_ones_own_may_contain_the_derived_one(folder: Path) -> None:
+def test_a_users_command_may_contain_the_derived_one(folder: Path) -> None:
     launch = launched(folder, "newer", "BIG", "deployment.command='prepare && ${deployment.base_command} --more'")
     command = deployment_of(launch).command
     assert command.startswith("prepare && vllm serve org/model --host 0.0.0.0 --port 8000 ")
     assert "--tensor-parallel-size 8" in command and command.endswith("--trust-remote-code --more")
-    again = write(folder / "again.yaml", compiled_yaml(launch))
+    again = write(folder / "again.yaml", compiled_yaml(launch.tree))
     assert deployment_of(launched(folder, str(again))).command == command
-
-
-def test_settings_of_the_evaluation_in_other_places_are_noted(folder: Path) -> None:
-    config = "evaluation.tasks.hellaswag.nemo_evaluator_config"
-    extra = f"{config}={{config: {{extra: {{n_samples: 3}}}}, env_vars: {{A: b}}}}"
-    notices = str(launched(folder, "newer", "BIG", extra).notices)
-    assert "nemo_evaluator_config.config.extra: no effect here, because the eval file says" in notices
-    assert "nemo_evaluator_config.env_vars: no effect here, because variables stand in env_vars of the task" in notices
 
 
 def test_a_placeholder_is_no_secret(folder: Path) -> None:
@@ -818,27 +791,27 @@ class TestServerOfWandb:
         environ = {"PWD": str(folder), "HOME": str(folder), "HF_TOKEN": "a", "OTHER_TOKEN": "b", **environ}
         return launched(folder, "newer", "BIG", *overrides, environ=environ), environ
 
-    def test_is_passed_with_the_key_and_shown(self, folder: Path) -> None:
+    def test_the_server_is_passed_with_the_key_and_shown(self, folder: Path) -> None:
         launch, environ = self.launched(folder)
         assert launch.shared.export_env[URL] == f"lit:{COMPANY}"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-company"
-        (line,) = [line for line in compiled_yaml(launch).splitlines() if COMPANY in line]
+        (line,) = [line for line in compiled_yaml(launch.tree).splitlines() if COMPANY in line]
         assert "base_url:" in line and line.endswith(str(folder / ".config" / "wandb" / "settings"))
         assert URL not in deployment_of(launch).env, "the server does not get the key"
 
-    def test_of_env_toml_comes_before_that_of_the_login(self, folder: Path) -> None:
+    def test_the_server_in_env_toml_wins_over_the_login(self, folder: Path) -> None:
         write(folder / "env.toml", PROFILES.replace("[wandb]\n", '[wandb]\nbase_url = "https://api.wandb.ai"\n'))
         launch, environ = self.launched(folder)
         assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
 
     @pytest.mark.parametrize("part", ["env_vars", "run.env.env_vars", "export.env_vars"])
-    def test_that_the_configuration_names_gets_its_own_key(self, folder: Path, part: str) -> None:
+    def test_a_server_in_the_configuration_gets_its_own_key(self, folder: Path, part: str) -> None:
         launch, environ = self.launched(folder, f"+{part}.{URL}=lit:https://api.wandb.ai")
         assert launch.shared.export_env[URL] == "lit:https://api.wandb.ai"
         assert host_values(launch.variables, environ)["WANDB_API_KEY"] == "of-public"
 
-    def test_is_passed_to_every_part_that_gets_the_key(self, folder: Path) -> None:
+    def test_every_part_that_gets_the_key_gets_the_server(self, folder: Path) -> None:
         launch, _ = self.launched(
             folder, "execution.auto_export=[]", "+evaluation.env_vars.WANDB_API_KEY=host:WANDB_API_KEY"
         )
@@ -872,12 +845,14 @@ class TestServerOfWandb:
             ([f"+env_vars.{URL}=host:MY_SERVER"], {}, "MY_SERVER is not set here"),
         ],
     )
-    def test_gets_no_other_key(self, folder: Path, overrides: list[str], environ: dict[str, str], message: str) -> None:
+    def test_a_server_gets_no_other_servers_key(
+        self, folder: Path, overrides: list[str], environ: dict[str, str], message: str
+    ) -> None:
         launch, environ = self.launched(folder, *overrides, **environ)
         with pytest.raises((UsageError, ConfigError), match=re.escape(message)):
             check_environment(launch.variables, environ)
 
-    def test_named_with_a_key_of_the_environment_gets_that_key(self, folder: Path) -> None:
+    def test_a_key_in_the_environment_goes_to_the_server_in_the_configuration(self, folder: Path) -> None:
         launch, environ = self.launched(folder, f"+env_vars.{URL}=lit:https://a.example", WANDB_API_KEY="k")
         login = wandb_login(launch.variables, environ)
         assert (login.api_key, login.base_url) == ("k", "https://a.example")
@@ -896,17 +871,17 @@ def test_a_missing_project_is_an_error_with_a_profile_and_a_remark_without(folde
 def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str) -> None:
     profile = None if config == "hosted" else "BIG"
     first = launched(folder, config, profile, "execution.workers=2", environ={"PWD": "/x", "HOSTNAME": "login"})
-    again = write(folder / "again" / "again.yaml", compiled_yaml(first))
+    again = write(folder / "again" / "again.yaml", compiled_yaml(first.tree))
     second = launched(folder, str(again), environ={})
     assert second.execution == first.execution
     assert (second.shared, second.nodes) == (first.shared, first.nodes)
     assert [task.file for task in second.tasks] == [task.file for task in first.tasks]
-    assert compiled_yaml(second, places=False) == compiled_yaml(first, places=False)
+    assert compiled_yaml(second.tree, places=False) == compiled_yaml(first.tree, places=False)
 
 
 def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path) -> None:
     overrides = ("execution.workers=2", "evaluation.tasks.hellaswag.overrides.trials=3")
-    shown = compiled_yaml(launched(folder, "newer", "BIG", *overrides, tasks=["hellaswag"]))
+    shown = compiled_yaml(launched(folder, "newer", "BIG", *overrides, tasks=["hellaswag"]).tree)
     for line, place in {
         "workers: 2": "command line",
         "trials: 3": "command line",
@@ -919,14 +894,14 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
         matching = [text for text in shown.splitlines() if text.strip().startswith(line)]
         assert any(text.endswith(f"# {place}") for text in matching)
     assert "mmlu" not in shown
-    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG"))]
+    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG").tree)]
     assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
 
 
 def test_the_compiled_configuration_contains_no_secret(folder: Path) -> None:
     secrets = {"HF_TOKEN": "hush-1", "OTHER_TOKEN": "hush-2", "WANDB_API_KEY": "hush-3"}
     launch = launched(folder, "newer", "BIG", environ=secrets)
-    assert "hush" not in compiled_yaml(launch) + repr(launch) + "".join(launch.notices)
+    assert "hush" not in compiled_yaml(launch.tree) + repr(launch) + "".join(launch.notices)
 
 
 def test_nothing_is_written(folder: Path) -> None:
@@ -963,7 +938,7 @@ def test_benchmarks_are_asked_for_the_served_checkpoint_unless_the_server_names_
     assert "names no model to measure; name it with -m MODEL" in refused(folder, "unnamed", "deployment.type=none")
 
 
-def test_the_folder_of_datasets_is_that_of_a_benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_dir_names_the_datasets_of_a_benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(folder / "home"))
     write(
         folder / "config" / "copied.yaml",

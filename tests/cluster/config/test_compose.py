@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.interpolate import escape, interpolate
 from holdfast.cluster.config.profiles import load_profile
-from holdfast.cluster.config.provenance import COMMAND_LINE, Tree, leaves
+from holdfast.cluster.config.tree import COMMAND_LINE, Tree, escape, interpolate, leaves
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, lay_out, write
 from tests.support.running import holdfast
@@ -88,7 +87,7 @@ def test_where_self_stands_decides_who_wins(tmp_path: Path) -> None:
     assert before.origin(("execution", "subproject")) == "config/base.yaml:1"
 
 
-def test_later_entries_win_and_one_name_may_stand_alone(tmp_path: Path) -> None:
+def test_later_entries_win_and_defaults_may_be_one_name(tmp_path: Path) -> None:
     write(tmp_path / "config" / "a.yaml", f"{MINIMAL}env_vars: {{A: 'lit:a', B: 'lit:a'}}\n")
     write(tmp_path / "config" / "b.yaml", "env_vars: {B: 'lit:b'}\n")
     assert composed(tmp_path, "defaults: [a, b]\n").tree.get("env_vars") == {"A": "lit:a", "B": "lit:b"}
@@ -176,11 +175,6 @@ def test_a_profile_is_enough_to_know_where_to_run(tmp_path: Path) -> None:
     assert tree.origin(("execution", "type")) == "env.toml:6"
     assert tree.get("execution", "hostname") == "login.example.com"
     assert tree.origin(("execution", "hostname")) == "default (execution/slurm/default) ← env.toml:11"
-
-
-def test_the_profile_decides_between_a_cluster_and_here(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    assert composed(tmp_path, MINIMAL, profile="here").tree.get("execution", "type") == "local"
 
 
 def test_the_profile_goes_before_the_configuration(tmp_path: Path) -> None:
@@ -342,7 +336,7 @@ def test_a_shells_variable_is_left_to_the_shell(tmp_path: Path) -> None:
         ("${oc.env:HF_TOKEN}", "would write a secret into files and process lists"),
         ("${oc.env:${x}}", "the variable's name is written out"),
         ("${foo:1}", "unknown resolver 'foo'"),
-        ("${art:model,path}", "names an artifact, and Holdfast has none: write the path itself"),
+        ("${art:model,path}", "names an artifact, which Holdfast does not have: write the path itself"),
         ("${auto_mount:git+https://x}", "is not supported: check the code out"),
         ("${broken", "cannot be parsed"),
     ],

@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.cluster.config import schema as fields
 from holdfast.cluster.config.launch import Container
-from holdfast.cluster.config.profiles import OTHER_KEYS, ProfileBlock
-from holdfast.cluster.remote.preview import preview
+from holdfast.cluster.config.profiles import OTHER_KEYS
+from holdfast.cluster.remote.submit import preview
 from holdfast.errors import ConfigError, UsageError
+from holdfast.spec.exports import export_schema
 from tests.support.clusters import launched, lay_out, write
 
 if TYPE_CHECKING:
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
 BLOCKS: dict[str, type[Block]] = {
     "": fields.LaunchBlock,
     "run": fields.RunBlock,
-    "run.env": ProfileBlock,
+    "run.env": fields.ProfileBlock,
     "execution": fields.ExecutionBlock,
     "execution.mounts": fields.MountsBlock,
     "execution.deployment": fields.DeploymentTasks,
     "execution.auto_export": fields.AutoExportBlock,
-    "execution.proxy": fields.ProxyBlock,
-    "execution.proxy.config": fields.ProxyConfig,
     "deployment": fields.DeploymentBlock,
     "deployment.endpoints": fields.EndpointsBlock,
     "auxiliary_deployments.judge": fields.AuxiliaryBlock,
@@ -44,7 +43,6 @@ BLOCKS: dict[str, type[Block]] = {
     "export": fields.LaunchExportBlock,
     "export.wandb": fields.LaunchWandbExport,
     "export.mlflow": fields.LaunchMlflowExport,
-    "export.local": fields.LocalExport,
 }
 VALUES: dict[str, Any] = {
     "run.env.executor": "slurm",
@@ -131,7 +129,7 @@ def value_for(key: str, block: type[Block]) -> Any:
     name = key.rpartition(".")[2]
     if key in VALUES:
         return VALUES[key]
-    annotation = str(block.model_fields[name].annotation)
+    annotation = str(block.model_fields[name].annotation) if name in block.model_fields else ""
     if name.endswith("env_vars"):
         return {"A": "lit:b"}
     if "dict" in annotation and name != "data":
@@ -152,7 +150,7 @@ def effect(launch: Launch) -> Any:
 KEYS = sorted(
     f"{place}.{name}".lstrip(".")
     for place, block in BLOCKS.items()
-    for name in block.model_fields
+    for name in (*block.model_fields, *getattr(block, "ignored", ()))
     if (place, name) not in (("run.env", "container"), ("execution", "type"))  # another name, and what is asked anyway
 )
 
@@ -179,7 +177,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ):
             silent.add(key)
     assert len(KEYS) > 200
-    # Either partition is for one of --run and --batch, where it counts; the executor is the profile's to say.
+    # Each partition has an effect with either --run or --batch; the profile decides the executor.
     assert silent == {"run.env.run_partition", "run.env.batch_partition", "run.env.executor"}
     assert set(refused) == {"export", "export.gsheets"}
 
@@ -195,13 +193,20 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
         ("deployment.haproxy_port=5009", "because requests are spread over the instances by Holdfast itself"),
         ("evaluation.tasks.0.dataset_dir=/d", "write overrides: {dataset.path: …}"),
         ("target.api_endpoint.url=http://127.0.0.1:9/v1", "the served model is the one evaluated"),
-        ("export.wandb.log_mode=multi_task", "`holdfast export --to wandb` has no such option"),
+        ("export.wandb.log_mode=multi_task", "`holdfast export` has no such option"),
         ("run.env.nproc_per_node=8", "because nothing is started by torchrun"),
     ],
 )
 def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override: str, message: str) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     assert message in "\n".join(launched(folder, "keys", "BIG", override).notices)
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("wandb", fields.LaunchWandbExport), ("mlflow", fields.LaunchMlflowExport)]
+)
+def test_the_settings_of_a_destination_are_options_of_its_export(name: str, block: type[Block]) -> None:
+    assert set(block.model_fields) <= set(export_schema(name).model_fields)
 
 
 def test_a_key_that_another_one_refers_to_has_an_effect(tmp_path: Path) -> None:
@@ -230,7 +235,7 @@ def test_keys_for_slurm_and_for_other_executors_are_named(tmp_path: Path) -> Non
     assert f"env.toml:1: {names}: no effect here, because it is for dgxcloud and lepton" in notices
 
 
-def test_the_image_of_a_task_and_its_mounts_count_where_a_program_starts_it(tmp_path: Path) -> None:
+def test_the_image_of_a_task_and_its_mounts_count_if_a_program_starts_it(tmp_path: Path) -> None:
     task = "evaluation: {tasks: [{name: mmlu, container: 'tools:2'}]}\n"
     folder = lay_out(tmp_path, boxed="execution: {type: local}\ndeployment: {type: none}\n" + task)
     write(folder / "env.toml", '[here]\nexecutor = "local"\nmounts = ["/data"]\n')

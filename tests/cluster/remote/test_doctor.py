@@ -1,4 +1,4 @@
-"""`holdfast doctor` finds what is wrong with a profile, says what to do, and leaves nothing behind."""
+"""`holdfast doctor` finds what is wrong with a profile, says what to do, and leaves nothing on the cluster."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_profile_that_works_has_no_complaint(slurm: Cluster, tmp_path: Path, w
     assert "sees the directory" in checks["compute node"]["said"] and "Python 3." in checks["compute node"]["said"]
     assert checks["programs of graders"]["said"] == isolation().summary, "the nodes are all this machine"
     assert "MB/s" in checks["write speed"]["said"] and "wandb login" in checks["W&B"]["remedy"]
-    assert not base.exists(), "nothing is left behind"
+    assert not base.exists(), "nothing is left there"
     assert not [job for job in Slurm(slurm.here).jobs() if job.name.endswith(".doctor") and job.active]
 
 

@@ -79,7 +79,7 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def registry() -> Iterator[Any]:
-    """A registry as far as one asks it for a tag's digest; `tags` is what it knows."""
+    """A registry that answers only for the digests of tags; `tags` is what it knows."""
 
     class Registry(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -227,7 +227,7 @@ def test_a_moved_tag_is_noticed(place: Place, registry: Any, with_login: bool) -
 
 
 @pytest.mark.parametrize("image", ["/images/a.sqsh", "a.sqsh", "/images/plain", "./b"])
-def test_files_are_left_alone(image: str) -> None:
+def test_images_that_are_files_are_not_imported(image: str) -> None:
     assert not is_reference(image)
     assert ensure_image(None, None, image, "/base") == image  # type: ignore[arg-type]  # nobody is asked
 

@@ -81,7 +81,7 @@ def test_a_job_that_could_not_be_recorded_is_remembered(site: Site) -> None:
     assert site.chain(invocation).live("main") == []
 
 
-def test_a_refused_submission_leaves_nothing_behind(site: Site) -> None:
+def test_a_refused_submission_leaves_nothing(site: Site) -> None:
     # Its workers would be accepted, but only a main job queues them.
     execution = {"partition": "nowhere", "cpu_partition": "main", "workers": 3}
     site.write(None, deployment=deployment(site.folder), execution=execution)

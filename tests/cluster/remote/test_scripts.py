@@ -19,10 +19,10 @@ import pytest
 from holdfast.cluster.config.launch import Server, TaskFile
 from holdfast.cluster.job.servers import server_line
 from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
+from holdfast.cluster.remote.chain import directive, main_script, worker_script
 from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
-from holdfast.cluster.remote.preview import preview
-from holdfast.cluster.remote.scripts import directive, main_script, worker_script
+from holdfast.cluster.remote.submit import preview
 from holdfast.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
@@ -217,7 +217,7 @@ def test_holdfast_is_installed_on_the_cluster_once(tmp_path: Path, dependencies:
     ).stdout
     assert stdout.startswith(str(ready.parent)), stdout
     assert ensure_python(transport, str(tmp_path), say=notes.append) == python
-    assert notes == []  # only where something is
+    assert notes == []  # only if there is something to remove
     assert ready.stat().st_mtime_ns == modified
 
 
@@ -353,10 +353,10 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
     assert files["left_out"] == {"env.toml": "looks like credentials"}
 
 
-def test_too_much_beside_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_in_the_folder_of_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
-    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are beside it") as refused:
+    with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are in its folder") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)
 

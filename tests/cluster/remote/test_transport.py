@@ -91,7 +91,7 @@ def seen(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[li
     return calls
 
 
-def test_what_arrives_can_be_changed_by_its_owner_alone(transport: Transport, tmp_path: Path) -> None:
+def test_only_the_owner_can_change_what_arrives(transport: Transport, tmp_path: Path) -> None:
     shared = tmp_path / "script.sh"
     shared.write_text("exit\n")
     shared.chmod(0o775)
@@ -217,7 +217,7 @@ def test_no_file_is_put_outside_its_directory(name: str, tmp_path: Path) -> None
         Here().put({name: SourceFile(b"")}, str(tmp_path))
 
 
-def test_a_file_is_read_from_where_one_left_off(transport: Transport, tmp_path: Path) -> None:
+def test_a_file_is_read_from_an_offset(transport: Transport, tmp_path: Path) -> None:
     path = tmp_path / "a log"
     path.write_bytes(b"first\nsecond\n")
     assert transport.read(str(path)) == b"first\nsecond\n"

@@ -17,8 +17,8 @@ from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted
 from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm
 from holdfast.cluster.remote.transport import Here
+from holdfast.cluster.watch.cleanup import kill
 from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.kill import kill
 from holdfast.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def foreign(slurm: Slurm, name: str) -> str:
-    """A job that is none of the invocation's; its id."""
+    """Submit a job that does not belong to the invocation, and return its id."""
     return slurm.submit(SLEEP, name=name, comment="somebody else's", options=["--output=/dev/null"])
 
 
@@ -83,7 +83,9 @@ def test_a_foreign_job_that_reuses_a_recorded_id_stays_alive(slurm: Cluster, inv
     job = foreign(here, name)
     ledger = Ledger(slurm.here, str(invocation.directory))
     ours = str(JobName(invocation.id, 0, "main"))
-    ledger.write(Intent("a" * 16, ours, "", time.time() - 1000, "h", 1), Submitted("a" * 16, job, time.time() - 999))
+    ledger.write(
+        Intent("a" * 16, ours, "", time.time() - 1000, "h", 1, "1"), Submitted("a" * 16, job, time.time() - 999)
+    )
     try:
         wait_for(lambda: states(here, name) == ["running"], "the other job")
         assert kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1) == ([], [])
@@ -103,12 +105,12 @@ def test_a_job_that_stops_because_of_the_mark_counts_as_stopped(
         slurm.here.check(["scancel", job])  # stands for a job that reads the mark before it is cancelled
         wait_for_job(Slurm(slurm.here), name, lambda state: not state.active)
 
-    monkeypatch.setattr("holdfast.cluster.watch.kill.write_stop", mark)
+    monkeypatch.setattr("holdfast.cluster.watch.cleanup.write_stop", mark)
     ended, remain = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert remain == [] and [name in shown for shown in ended] == [True]
 
 
-def test_one_task_can_be_ended_alone(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
+def test_kill_can_end_only_one_task(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:
     running(invocation, slurm, 0)
     running(invocation, slurm, 1)
     register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
@@ -139,7 +141,7 @@ def test_kill_does_not_offer_to_resume_a_finished_invocation(
 def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Cluster, invocation: Launched) -> None:
     here, name = Slurm(slurm.here), str(JobName(invocation.id, 0, "main"))
     ledger = Ledger(slurm.here, str(invocation.directory))
-    ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1))
+    ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1, "1"))
     here.submit(SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
     ended, _ = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert len(ended) == 1 and wait_for_job(here, name, lambda job: not job.active)
@@ -198,7 +200,7 @@ def test_kill_stops_the_process_of_a_run_without_loss(tmp_path: Path) -> None:
     assert "no process holds" in holdfast("kill", run, cwd=tmp_path).stdout
 
 
-def test_a_process_that_reuses_the_id_of_a_holder_is_left_alone(tmp_path: Path) -> None:
+def test_kill_spares_a_process_that_reuses_the_id_of_a_holder(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "e" / "m-12345678")
     run.path.mkdir(parents=True)
     run.manifest.write_text("{}")

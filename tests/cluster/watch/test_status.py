@@ -61,7 +61,7 @@ def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
 
 
 @pytest.mark.parametrize("way", ["invocation", "task", "run", "ssh", "relative"])
-def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: Path, way: str) -> None:
+def test_status_finds_an_invocation_by_its_path(slurm: Cluster, invocation: Launched, tmp_path: Path, way: str) -> None:
     running(invocation, slurm)
     run = invocation.base / "runs" / "e" / "m-12345678"
     run.mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_a_path_alone_is_enough(slurm: Cluster, invocation: Launched, tmp_path: 
     assert len(shown["tasks"]) == (2 if way in ("invocation", "relative") else 1)
 
 
-def test_a_colleague_sees_the_same_by_reading_alone(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_colleague_with_read_access_sees_the_same(slurm: Cluster, tmp_path: Path) -> None:
     registry = InvocationRegistry(tmp_path / "none" / "invocations")
     with public_folder() as base:
         invocation = launched(slurm.here, base, tasks=("gsm8k", "mmlu"))
@@ -174,7 +174,7 @@ def test_a_job_that_waits_again_gives_its_own_reason_and_not_its_successors(
 
 def test_an_intent_without_an_answer_is_not_called_failed(slurm: Cluster, invocation: Launched) -> None:
     name = str(JobName(invocation.id, 0, "main"))
-    Ledger(slurm.here, str(invocation.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1))
+    Ledger(slurm.here, str(invocation.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1, "1"))
     task = look(Subject(slurm.here, str(invocation.directory))).tasks[0]
     assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id is None
 
@@ -183,7 +183,7 @@ def test_a_submission_whose_answer_is_overdue_is_settled(slurm: Cluster, invocat
     ledger = Ledger(slurm.here, str(invocation.directory))
     names = [str(JobName(invocation.id, task, "main")) for task in (0, 1)]
     old = time.time() - DOUBT_SECONDS - 20
-    ledger.write(*(Intent(f"{task}" * 16, name, "", old, "elsewhere", task) for task, name in enumerate(names)))
+    ledger.write(*(Intent(f"{task}" * 16, name, "", old, "elsewhere", task, "1") for task, name in enumerate(names)))
     submitted = Slurm(slurm.here).submit(
         SLEEP, name=names[1], comment="1" * 16, options=["--output=/dev/null", "--hold"]
     )
@@ -195,7 +195,7 @@ def test_a_submission_whose_answer_is_overdue_is_settled(slurm: Cluster, invocat
 
 def test_of_many_jobs_that_are_submitted_at_once_none_is_given_up_early(slurm: Cluster, invocation: Launched) -> None:
     name, ago = str(JobName(invocation.id, 0, "main")), time.time() - DOUBT_SECONDS - 20
-    intents = [Intent(f"{number:016x}", name, "", ago, "elsewhere", 1) for number in range(9)]
+    intents = [Intent(f"{number:016x}", name, "", ago, "elsewhere", 1, "1") for number in range(9)]
     Ledger(slurm.here, str(invocation.directory)).write(*intents)
     assert look(Subject(slurm.here, str(invocation.directory))).tasks[0].status == "pending"
 
@@ -351,7 +351,7 @@ def test_following_continues_with_the_next_attempt_and_ends_with_the_task(
     assert output[3:] == ["the successor\n", "its last words\n"]
 
 
-# Runs of this machine alone
+# Runs without a cluster
 
 
 def test_the_status_of_a_run_is_running_finished_or_how_to_resume(tmp_path: Path) -> None:

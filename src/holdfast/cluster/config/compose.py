@@ -9,13 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.cluster.config.executor import EXECUTORS
-from holdfast.cluster.config.interpolate import MANDATORY, Interpolated, interpolate
-from holdfast.cluster.config.profiles import Profile, ProfileBlock, WandbBlock, display_path, load_wandb
-from holdfast.cluster.config.provenance import COMMAND_LINE, DEFAULT, Tree, leaves, tree_of, walk
-from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock
+from holdfast.cluster.config.profiles import Profile, display_path, load_wandb
+from holdfast.cluster.config.schema import BASE_COMMAND, LaunchBlock, ProfileBlock, WandbBlock
+from holdfast.cluster.config.tree import (
+    COMMAND_LINE,
+    DEFAULT,
+    MANDATORY,
+    Tree,
+    interpolate,
+    leaves,
+    tree_of,
+    walk,
+)
 from holdfast.errors import ConfigError, Problem, UsageError
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
 from holdfast.spec.formats import find_file, installed_providers, is_eval
@@ -43,7 +51,7 @@ KNOWN_BY_PROFILE = {
     "partition": "partition",
     "walltime": "time",
 }
-"""keys of `execution`, and the profile's key that answers a `???` there"""
+"""keys of `execution`, and the profile's key that replaces a `???` there"""
 CONFIG_VARIABLE = "HOLDFAST_CONFIG_DIR"
 SECTIONS = ("execution", "deployment", "evaluation")
 REWRITTEN = ("services", "benchmarks")
@@ -53,7 +61,7 @@ UNSELECTED: dict[Location, Any] = {
     ("execution", "sbatch_extra_flags"): {},
     ("deployment", "tensor_parallel_size"): 1,
 }
-"""values, or None, where no `defaults:` list selects the group: such a launch asks for what it names"""
+"""values of a group that no `defaults:` list selects: such a launch asks only for what it names"""
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,9 @@ def compose(
     suite: Suite | None = None,
     document: Document | None = None,
 ) -> Composed:
-    """Compose the configuration in `path`. An eval file by itself is a configuration of one task, a suite of several.
+    """Compose the configuration in `path`. An eval file is a configuration of one task, a suite one of several.
 
-    `document` is the content of `path`, where the caller has read it. Only reads files; the same input gives the same
+    `document` is the content of `path`, if the caller has read it. Only reads files; the same input gives the same
     result.
     """
     edits = [_edit(text) for text in overrides]
@@ -125,7 +133,7 @@ def compose(
         for section, choice in choices.items():  # a built-in group, which has the name of its type
             tree.put((section, "type"), choice.partition("/")[0], COMMAND_LINE)
     else:
-        tree = files.read(path, (), (), document)
+        tree = files.read(_Layer(path), document)
     tree.origins[()] = files.name(path)
     _refuse_other_dialects(tree)
     _prepare_run(tree)
@@ -137,7 +145,8 @@ def compose(
     _fill_in(tree)
     _mark_base_command(tree)
 
-    interpolated: Interpolated = interpolate(tree, environ, profile)
+    place = None if profile is None else f"[{profile.name}] ({profile.place})"
+    interpolated = interpolate(tree, environ, place)
     return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
 
 
@@ -153,6 +162,16 @@ def _refuse_other_dialects(tree: Tree) -> None:
         )
 
 
+class _Layer(NamedTuple):
+    """A file to build on."""
+
+    path: Path
+    group: tuple[str, ...] = ()
+    """the folder in which its own groups are looked up"""
+    package: tuple[str, ...] | None = ()
+    """the key that its values go under; None: the key of the file that names it"""
+
+
 class _Files:
     """Reads files that name each other in their `defaults:`."""
 
@@ -164,73 +183,61 @@ class _Files:
         """the built-in groups that were used, as (section, file)"""
         self.reading: tuple[Path, ...] = ()
 
-    def read(
-        self, path: Path, group: tuple[str, ...], package: tuple[str, ...], document: Document | None = None
-    ) -> Tree:
-        """Read a file with all it builds on, under its package. `document` is its content, where that was read."""
-        name = self.name(path)
+    def read(self, layer: _Layer, document: Document | None = None) -> Tree:
+        """Read a file with all it builds on, under its package. `document` is its content, if that was read."""
+        path, name = layer.path, self.name(layer.path)
         if path in self.reading:
             cycle = " → ".join(self.name(file) for file in (*self.reading, path))
             raise ConfigError([Problem(name, f"its defaults form a cycle: {cycle}")])
         builtin = path.is_relative_to(GROUPS)
         document = document or (_read_group(path) if builtin else _read(path, name))
         listed = document.data.pop("defaults", None)
-        own = tree_of(document, name, lines=not builtin).at(package)
+        own = tree_of(document, name, lines=not builtin).at(layer.package or ())
         outer, self.reading = self.reading, (*self.reading, path)
-        tree, had_self = Tree(), False
-        for place, layer in self.entries(listed, document, path.parent, group):
-            if layer is None:
-                if had_self:
+        tree, has_own = Tree(), False
+        for number, entry in enumerate(self._entries(listed, document)):
+            place = document.where(("defaults", number))
+            if entry == "_self_":
+                if has_own:
                     raise ConfigError([Problem(place, "a second _self_")])
-                had_self, tree = True, own.over(tree)
+                has_own, tree = True, own.over(tree)
                 continue
-            file, inner_group, inner_package = layer
-            under = package if inner_package is None else inner_package
-            tree = self.read(file, inner_group, under).over(tree)
+            for base in self._layers(entry, layer, place):
+                tree = self.read(base if base.package is not None else base._replace(package=layer.package)).over(tree)
         self.reading = outer
-        return tree if had_self else own.over(tree)
+        return tree if has_own else own.over(tree)
 
-    def entries(
-        self, listed: Any, document: Document, folder: Path, group: tuple[str, ...]
-    ) -> Iterator[tuple[str, tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None]]:
-        """Yield the entries of a `defaults:` list, in order; None for `_self_`."""
+    def _entries(self, listed: Any, document: Document) -> list[Any]:
+        """Return the entries of a `defaults:` list; in the first file also the groups that only the command names."""
         entries = [listed] if isinstance(listed, str) else listed or []
         if not isinstance(entries, list):
             raise ConfigError([Problem(document.where(("defaults",)), "must be a list of groups and files")])
-        if not self.reading[:-1]:
-            named = {str(key) for entry in entries if isinstance(entry, dict) for key in entry}
-            entries = [*({key: value} for key, value in self.choices.items() if key not in named), *entries]
-        for number, entry in enumerate(entries):
-            place = document.where(("defaults", number))
-            if entry == "_self_":
-                yield place, None
-            elif isinstance(entry, str):
-                layer = self.locate(entry, folder, group, place)
-                if layer is not None:
-                    yield place, layer
-            elif isinstance(entry, dict) and len(entry) == 1:
-                ((key, value),) = entry.items()
-                if not group and key in self.choices:
-                    value = self.choices[key]
-                for choice in value if isinstance(value, list) else [] if value is None else [value]:
-                    layer = self.group(str(key), str(choice), group, place)
-                    if layer is not None:
-                        yield place, layer
+        if len(self.reading) > 1:
+            return entries
+        named = {str(key) for entry in entries if isinstance(entry, dict) for key in entry}
+        return [*({key: value} for key, value in self.choices.items() if key not in named), *entries]
+
+    def _layers(self, entry: Any, inside: _Layer, place: str) -> Iterator[_Layer]:
+        """Yield the files that an entry of a `defaults:` list stands for."""
+        if isinstance(entry, str):
+            name, _, package = entry.partition("@")
+            key, _, choice = name.rpartition("/")
+            if package and key:  # `deployment/vllm@auxiliary_deployments.judge` puts a group under that key
+                yield from self._select(f"{key}@{package}", choice, inside.group, place)
             else:
-                raise ConfigError([Problem(place, "an entry must be a file's name, `group: name` or _self_")])
+                path = self._find_file(name, inside.path.parent, place)
+                yield _Layer(path, inside.group, tuple(package.split(".")) if package else None)
+        elif isinstance(entry, dict) and len(entry) == 1:
+            ((key, value),) = entry.items()
+            if not inside.group and key in self.choices:
+                value = self.choices[key]
+            for choice in value if isinstance(value, list) else [] if value is None else [value]:
+                yield from self._select(str(key), str(choice), inside.group, place)
+        else:
+            raise ConfigError([Problem(place, "an entry must be a file's name, `group: name` or _self_")])
 
-    def locate(
-        self, entry: str, folder: Path, group: tuple[str, ...], place: str
-    ) -> tuple[Path, tuple[str, ...], tuple[str, ...] | None] | None:
-        """Return a file to build on. `deployment/vllm@auxiliary_deployments.judge` puts a group under that key."""
-        name, _, package = entry.partition("@")
-        key, _, choice = name.rpartition("/")
-        if package and key:
-            return self.group(f"{key}@{package}", choice, group, place)
-        return self.file(name, folder, place), group, tuple(package.split(".")) if package else None
-
-    def file(self, entry: str, folder: Path, place: str) -> Path:
-        """Return a file to build on, beside the one that names it."""
+    def _find_file(self, entry: str, folder: Path, place: str) -> Path:
+        """Return a file to build on, from the folder of the file that names it."""
         name = entry if entry.endswith((".yaml", ".yml")) else f"{entry}.yaml"
         if (folder / name).is_file():
             return folder / name
@@ -238,36 +245,38 @@ class _Files:
         hint = f"; the group is written `{group}: {choice}`" if group in GROUPED and choice else ""
         raise ConfigError([Problem(place, f"no file {folder / name}{hint}")])
 
-    def group(
-        self, key: str, choice: str, group: tuple[str, ...], place: str
-    ) -> tuple[Path, tuple[str, ...], tuple[str, ...]] | None:
-        """Return the selected file of a group: the user's own, else the built-in one."""
+    def _select(self, key: str, choice: str, group: tuple[str, ...], place: str) -> list[_Layer]:
+        """Return the selected file of a group; none if there is no such file and the group is `optional`."""
         *words, key = key.split()
         if words not in ([], ["optional"]):
-            raise ConfigError(
-                [Problem(place, f"`{words[0]} {key}` is not supported: write `{key}: {choice}` in place")]
-            )
+            message = f"`{words[0]} {key}` is not supported: write `{key}: {choice}` in place"
+            raise ConfigError([Problem(place, message)])
         name, _, package = key.partition("@")
         parts = (*(() if name.startswith("/") else group), *name.strip("/").split("/"))
+        path = self._find_choice(parts, choice)
+        if path is None:
+            if words:
+                return []
+            raise self._unknown_choice(parts, choice, place)
+        if path.is_relative_to(GROUPS) and not package:
+            self.selected.add((parts[0], path.relative_to(GROUPS.joinpath(*parts)).parts[0].removesuffix(".yaml")))
+        return [_Layer(path, parts, tuple(package.split(".")) if package else parts)]
+
+    def _find_choice(self, parts: tuple[str, ...], choice: str) -> Path | None:
+        """Return the file of a group: the user's own, else the built-in one."""
         for root in self.roots:
             folder = root.joinpath(*parts)
             for path in (folder / f"{choice}.yaml", folder / choice / "default.yaml", folder / choice):
                 if path.is_file():
-                    if root == GROUPS and not package:
-                        self.selected.add((parts[0], path.relative_to(folder).parts[0].removesuffix(".yaml")))
-                    return path, parts, tuple(package.split(".")) if package else parts
-        if words:
-            return None
-        choices = sorted(
-            {
-                _choice(path, root.joinpath(*parts))
-                for root in self.roots
-                for path in root.joinpath(*parts).rglob("*.yaml")
-            }
-        )
+                    return path
+        return None
+
+    def _unknown_choice(self, parts: tuple[str, ...], choice: str, place: str) -> ConfigError:
+        folders = [root.joinpath(*parts) for root in self.roots]
+        choices = sorted({_choice(path, folder) for folder in folders for path in folder.rglob("*.yaml")})
         message = f"no {choice!r} in the group {'/'.join(parts)}{suggest(choice, choices)}"
-        listed = f"; there are: {', '.join(choices)}" if choices else f"; looked in {self.roots[0].joinpath(*parts)}"
-        raise ConfigError([Problem(place, message + listed)])
+        listed = f"; there are: {', '.join(choices)}" if choices else f"; looked in {folders[0]}"
+        return ConfigError([Problem(place, message + listed)])
 
     def name(self, path: Path) -> str:
         """Return the name of a file in messages; for a built-in group, the name of the group."""
@@ -345,7 +354,7 @@ def _choice(path: Path, folder: Path) -> str:
 
 
 def read_config(path: Path, cwd: Path) -> Document:
-    """Read a configuration, or an eval file that stands for one."""
+    """Read a configuration, or an eval file used as one."""
     return _read(path, display_path(path, cwd))
 
 
@@ -355,7 +364,7 @@ def _read(path: Path, name: str) -> Document:
 
 
 def _read_group(path: Path) -> Document:
-    """Read a built-in group. They never change, and parsing them would take longer than all the rest."""
+    """Read a built-in group. Groups never change, and parsing them would take longer than everything else."""
     document = _parse_group(path)
     return replace(document, data=dict(document.data))
 
@@ -380,7 +389,7 @@ def _prepare_run(tree: Tree) -> None:
 
 
 def _check_mapping(tree: Tree, *location: str) -> None:
-    """Raise if a section that is merged is not a mapping; the rest is checked when all is composed."""
+    """Raise ConfigError if a section that is merged is not a mapping; the sections are validated later."""
     block = tree.get(*location)
     if block is not None and not isinstance(block, dict):
         raise ConfigError([Problem(tree.where(location), f"must be a mapping of keys, not {block!r}")])
@@ -390,12 +399,8 @@ def _add_defaults_of_types(
     tree: Tree, edits: list[_Edit], profile: Profile | None, selected: set[tuple[str, str]]
 ) -> Tree:
     """Add the defaults of the types that are used, below everything, also if no `defaults:` list names them."""
+    _choose_executor(tree, profile)
     values = {edit.path: edit.value for edit in edits}
-    executor, place = (None, "") if profile is None else (profile.fields.executor, profile.origins["executor"])
-    if executor is None and tree.get("execution", "type") is None and tree.get("run", "env", "executor"):
-        executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
-    if executor is not None and isinstance(tree.get("execution"), dict | None):
-        tree.put(("execution", "type"), executor, place)
     for section in reversed(GROUPED):  # so that the first comes first
         kind = values.get((section, "type"), tree.get(section, "type"))
         _check_mapping(tree, section)
@@ -409,6 +414,15 @@ def _add_defaults_of_types(
     return tree
 
 
+def _choose_executor(tree: Tree, profile: Profile | None) -> None:
+    """Set `execution.type` to the profile's executor, or else to `run.env.executor` unless a type is written."""
+    executor, place = (None, "") if profile is None else (profile.fields.executor, profile.origins["executor"])
+    if executor is None and tree.get("execution", "type") is None:
+        executor, place = tree.get("run", "env", "executor"), tree.origin(("run", "env", "executor"))
+    if executor and isinstance(tree.get("execution"), dict | None):
+        tree.put(("execution", "type"), executor, place)
+
+
 def _group_of_type(path: Path, name: str, section: str, location: tuple[str, ...]) -> Tree:
     """Return the defaults of a type, as they are without a `defaults:` list, under a location."""
     place = f"{DEFAULT}{name})"
@@ -420,7 +434,7 @@ def _group_of_type(path: Path, name: str, section: str, location: tuple[str, ...
 
 
 def _add_defaults_of_auxiliaries(tree: Tree) -> Tree:
-    """Add the defaults of the servers beside the model's."""
+    """Add the defaults of auxiliary servers."""
     named = tree.get("auxiliary_deployments")
     if not isinstance(named, dict):
         return tree
@@ -446,7 +460,7 @@ def missing_type(tree: Tree, section: str) -> ConfigError:
     remedy += "; or name a profile whose executor is set, with --run." if slurm else "."
     where = tree.where((section,))
     message = f"missing key type: no group {section!r} is selected and no type given"
-    sections = tuple(LaunchBlock.model_fields)
+    sections = LaunchBlock.known_keys()
     misspelt = [key for key in tree.data if key not in sections]
     problems = [Problem(tree.where((key,)), f"unknown key{suggest(key, sections)}") for key in misspelt]
     return ConfigError([*problems, Problem(where, message)], remedy=remedy)
@@ -455,37 +469,42 @@ def missing_type(tree: Tree, section: str) -> ConfigError:
 def _merge_profile(
     tree: Tree, profile: Profile | None, cwd: Path, environ: Mapping[str, str], *, detached: bool
 ) -> None:
-    """Merge the profile into `run.env`, with the precedence at the top of this file."""
+    """Merge the profile into `run.env` and `run.wandb`, with the precedence at the top of this file.
+
+    All their keys exist afterwards, so that values may refer to them.
+    """
     _prepare_run(tree)  # the command line may have set `container`
-    if profile is not None:
-        for key, (value, origin) in _effective(profile, detached=detached).items():
-            here: Location = ("run", "env", key)
-            present, place = tree.get(*here), tree.origins.get(here, "")
-            if key == "env_vars" and isinstance(present, dict | None):
-                for name, text in value.items():
-                    if tree.origins.get((*here, name)) != COMMAND_LINE:
-                        tree.put((*here, name), text, origin)
-            elif place == COMMAND_LINE and present is not None:
-                continue
-            elif key == "mounts" and isinstance(present, list):
-                added = [mount for mount in value if mount not in present]
-                for mount in added:
-                    present.append(mount)
-                    tree.origins[(*here, len(present) - 1)] = origin
-            elif key not in PREFERRED or present is None:
-                tree.put(here, value, origin)
+    for key, (value, origin) in {} if profile is None else _effective(profile, detached=detached).items():
+        _merge_key(tree, key, value, origin)
     wandb, places = (profile.wandb, profile.wandb_origins) if profile else load_wandb(cwd, environ)
     for key, place in places.items():
         if tree.origins.get(("run", "wandb", key)) != COMMAND_LINE:
             tree.put(("run", "wandb", key), getattr(wandb, key), place)
-    for part, names in (("env", ProfileBlock.model_fields), ("wandb", WandbBlock.model_fields)):
+    for part, names in (("env", ProfileBlock.known_keys()), ("wandb", [*WandbBlock.model_fields])):
         block = tree.get("run", part)
-        for name in names:
-            if isinstance(block, dict) and name not in block and name != "container":
-                block[name] = None
+        if isinstance(block, dict):
+            block |= {name: None for name in names if name not in block and name != "container"}
     image: Location = ("run", "env", "container_image")
     if tree.get("run", "env", "container") is None:
         tree.put(("run", "env", "container"), tree.get(*image), tree.origin(image))
+
+
+def _merge_key(tree: Tree, key: str, value: Any, origin: str) -> None:
+    """Merge one key of the profile into `run.env`: variables one by one; mounts are added."""
+    here: Location = ("run", "env", key)
+    present, place = tree.get(*here), tree.origins.get(here, "")
+    if key == "env_vars" and isinstance(present, dict | None):
+        for name, text in value.items():
+            if tree.origins.get((*here, name)) != COMMAND_LINE:
+                tree.put((*here, name), text, origin)
+    elif place == COMMAND_LINE and present is not None:
+        return
+    elif key == "mounts" and isinstance(present, list):
+        for mount in [mount for mount in value if mount not in present]:
+            tree.origins[(*here, len(present))] = origin
+            present.append(mount)
+    elif key not in PREFERRED or present is None:
+        tree.put(here, value, origin)
 
 
 def _fill_in(tree: Tree) -> None:
@@ -499,7 +518,7 @@ def _fill_in(tree: Tree) -> None:
 
 
 def _mark_base_command(tree: Tree) -> None:
-    """Let values refer to the derived command of the server, which is known after all that it is made of."""
+    """Let values refer to the derived command of the server, which `fill_base_command` puts in later."""
     location = ("deployment", "base_command")
     referenced = any(isinstance(text, str) and "${deployment.base_command}" in text for _, text in leaves(tree.data))
     if referenced and tree.get(*location) is None:
@@ -523,7 +542,7 @@ OUTER = ("run", "execution", "deployment", "evaluation", "export", "env_vars")
 
 
 def _lone_task(document: Document, path: Path) -> list[dict[str, Any]]:
-    """Return the task that an eval file stands for; none for a configuration."""
+    """Return the task that an eval file stands for; no task for a configuration."""
     return [{"name": _name_of(document, path), "eval": str(path.resolve())}] if is_eval(document.data) else []
 
 
@@ -547,14 +566,14 @@ def _name_of(document: Document, path: Path) -> str:
 
 
 def _wrap_evals(tasks: list[dict[str, Any]], path: Path, cwd: Path) -> Tree:
-    """Return the configuration around eval files by themselves."""
+    """Return the configuration of a launch that names only eval files."""
     data = {"execution": {}, "deployment": {"type": "none"}, "evaluation": {"tasks": tasks}}
     file = display_path(path, cwd)
     return Tree(data, {location: file for location, _ in walk(data, ()) if location})
 
 
 def split_overrides(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split overrides into those for the configuration around an eval file, and those for the eval."""
+    """Separate the overrides of the configuration around an eval file from the eval's own."""
     outer: list[str] = []
     inner: list[str] = []
     for text in overrides:

@@ -12,8 +12,7 @@ from holdfast.errors import UsageError
 from holdfast.spec.plugins import Registry
 
 if TYPE_CHECKING:
-    from holdfast.cluster.config.profiles import ProfileBlock
-    from holdfast.cluster.config.schema import ExecutionBlock
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
 
 EXECUTORS: Final = Registry(
     "holdfast.executors",
@@ -63,7 +62,7 @@ class ExecutorRules(Protocol):
 
 @cache
 def load_executor(name: str) -> ExecutorRules:
-    """Return the executor of that name; UsageError if there is none."""
+    """Return the executor of that name; UsageError for an unknown name."""
     try:
         return cast("ExecutorRules", EXECUTORS.load(name)())
     except ValueError as error:
@@ -71,7 +70,7 @@ def load_executor(name: str) -> ExecutorRules:
 
 
 def executor_problem(name: object) -> str | None:
-    """Return what is wrong with the name of an executor, or None."""
+    """Return the error message for the name of an executor, or None."""
     if name in UNSUPPORTED:
         return f"{name!r} is not supported; {EXECUTORS.describe()}"
     try:

@@ -1,7 +1,7 @@
 """A compiled configuration.
 
-`TaskFile` and `Server` are what jobs get, as `task.json`. The compiler fills them in as far as a configuration tells;
-submission adds what is only known on the cluster. A new setting is one field here, and the line that reads it.
+`TaskFile` and `Server` are what jobs get, as `task.json`. The compiler fills in what the configuration says; submission
+adds what is known only on the cluster. A new setting is one field here, and the line that reads it.
 """
 
 from __future__ import annotations
@@ -12,41 +12,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.store.claims import RunPolicy
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cluster.config.executor import ExecutorRules
-    from holdfast.cluster.config.profiles import Profile, ProfileBlock
-    from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.schema import ExecutionBlock
-    from holdfast.cluster.config.tasks import Task
+    from holdfast.cluster.config.profiles import Profile
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
+    from holdfast.cluster.config.tree import Tree
     from holdfast.cluster.config.variables import EnvVar
+    from holdfast.spec.eval import Eval
 
 SCHEMA_VERSION: Final = "1.0"
 """of the files of an invocation"""
 CHECKPOINT: Final = "/checkpoint"
-"""where the container of a server sees `checkpoint_path`, read-only"""
+"""`checkpoint_path` in the container of a server, read-only"""
 CACHE: Final = "/cache"
-"""where the container of a server sees `cache_path`"""
+"""`cache_path` in the container of a server"""
 PORT: Final = "HOLDFAST_PORT"
 """the variable that holds the port of a server"""
 NIM_PORT: Final = "NIM_SERVER_PORT"
 """the variable from which a NIM reads its port"""
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Run options from the command line; each field matches the `holdfast eval` flag of the same name."""
-
-    fresh: bool = False
-    """at the first start"""
-    retry_failed: bool = False
-    """at the first start"""
-    accept_errors: bool = False
-    accept_drift: bool = False
-    skip_graders: bool = False
-    log_samples: bool = False
-    output_path: str | None = None
-    """a folder on the machine that runs the jobs"""
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +62,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None = None
     """None: a plain process on the node"""
     engine: str | None = None
-    """`podman` or `docker`, which starts the image on this machine; None: pyxis does, where there is one"""
+    """`podman` or `docker`, which starts the image on this machine; None: pyxis does, if it is installed"""
     engine_options: tuple[str, ...] = ()
     """further options for the engine's `run`"""
     mounts: tuple[str, ...] = ()
@@ -83,7 +70,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     mount_home: bool = False
     port: int = 8000
     any_port: bool = False
-    """True if another port may be used where this one is taken: `on_port` can tell the server"""
+    """True if another port may be used when this one is taken: `on_port` can set it"""
     model: str | None = None
     base_path: str = "/v1"
     endpoints: dict[str, str] = {}
@@ -93,8 +80,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int | None = None
     """processes that start one instance; None: one per node"""
     instances: int = 1
-    nodes: int | None = None
-    """of all instances together; None: all nodes of the job"""
+    nodes: int = 1
+    """of all instances together"""
     readiness_seconds: float | None = None
     """how long it may take to start; None: the walltime"""
     env: dict[str, str] = {}
@@ -124,7 +111,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     eval_file: str = ""
     """in a bundle on the cluster; an eval file of another tool is there as our own eval, in JSON"""
     overrides: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    options: RunOptions = RunOptions()
+    options: RunPolicy = RunPolicy()
     runs_dir: str = "<runs>"
     deployment: Server | None = None
     auxiliary: tuple[Server, ...] = ()
@@ -153,8 +140,38 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served(self) -> tuple[Server, ...]:
-        """All servers, that of the measured model first."""
+        """All servers, the measured model's first."""
         return (*(() if self.deployment is None else (self.deployment,)), *self.auxiliary)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One eval to run."""
+
+    file: TaskFile
+    """as its jobs get it, without what is only known at submission"""
+    number: int
+    """among the tasks of this name, from 0"""
+    eval_file: Path
+    spec: Eval = field(repr=False, compare=False)
+    """the eval file with the overrides applied; it was checked, so it is what is sent"""
+    translated: bool = False
+    """`spec` was translated from another tool's file"""
+    variables: tuple[EnvVar, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.file.name
+
+    @property
+    def id(self) -> str:
+        """`gsm8k.0`, by which `-t` selects only this task."""
+        return f"{self.name}.{self.number}"
+
+    def is_run_of(self, other: Task) -> bool:
+        """Return True if both tasks are the same run."""
+        return (self.eval_file, self.file.overrides) == (other.eval_file, other.file.overrides)
 
 
 @dataclass(frozen=True)
@@ -186,5 +203,5 @@ class Launch:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All servers, that of the measured model first."""
+        """All servers, the measured model's first."""
         return self.shared.served

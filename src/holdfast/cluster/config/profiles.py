@@ -6,16 +6,15 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
-
-from pydantic import BeforeValidator, Field, model_validator
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.cluster.config.executor import executor_problem, load_executor
-from holdfast.cluster.config.marks import CLUSTER_ONLY, NO_TORCHRUN, SENT_WITH_EVAL, NoEffect, ThroughExecution
-from holdfast.cluster.config.provenance import Tree, walk
-from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
+from holdfast.cluster.config.schema import (
+    ProfileBlock,
+    WandbBlock,
+)
+from holdfast.cluster.config.tree import Tree, walk
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.schema import Block
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -27,134 +26,12 @@ FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
 """tables of env.toml that are not profiles"""
 OTHER_KEYS = (
-    "base_url",
-    "kube_apiserver_url",
-    "client_id",
-    "app_id",
-    "client_secret",
-    "app_secret",
-    "project_name",
-    "pvc_nemo_run_dir",
-    "nprocs_per_node",
-    "pvcs",
-    "distributed_framework",
-    "custom_spec",
-    "nemo_run_dir",
-    "resource_shape",
-    "node_group",
-    "node_reservation",
-    "shared_memory_size",
-    "image_pull_secrets",
+    *("base_url", "kube_apiserver_url", "client_id", "app_id", "client_secret", "app_secret", "project_name"),
+    *("pvc_nemo_run_dir", "nprocs_per_node", "pvcs", "distributed_framework", "custom_spec", "nemo_run_dir"),
+    *("resource_shape", "node_group", "node_reservation", "shared_memory_size", "image_pull_secrets"),
     "pre_launch_commands",
 )
 """keys of profiles for dgxcloud and lepton, which have no effect here"""
-MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
-
-
-def _list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Mounts = Annotated[list[Annotated[str, Field(pattern=rf"^{MOUNT.pattern}$")]], BeforeValidator(_list)]
-Lines = Annotated[list[str], BeforeValidator(_list)]
-
-
-class ProfileBlock(Block):
-    """Keys of a profile, and of `run.env` in a configuration."""
-
-    executor: str | None = None
-    """Where jobs run: on a `slurm` cluster, or on this machine (`local`)."""
-    account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
-    """As for `sbatch`."""
-    partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
-    """As for `sbatch`."""
-    run_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for `--run`, or for `--batch`. Default: `partition`."""
-    batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for `--run`, or for `--batch`. Default: `partition`."""
-    nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
-    """As for `sbatch`."""
-    ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
-        default=None, ge=1
-    )
-    """As for `sbatch`."""
-    nproc_per_node: Annotated[int | None, NO_TORCHRUN] = Field(default=None, ge=1)
-    """No effect: read by other tools."""
-    gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
-    """As for `sbatch`."""
-    cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
-    """As for `sbatch`."""
-    time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
-    """Time limit of a job, such as `04:00:00`, `1-12:00:00` or `4h`."""
-    mem: Annotated[str | int | None, CLUSTER_ONLY] = None
-    """As for `sbatch`."""
-    exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
-    """Request whole nodes."""
-    container_image: str | None = None
-    """Image for the server: a Docker reference, or a `.sqsh` file."""
-    container: str | None = None
-    """Image for the server: a Docker reference, or a `.sqsh` file."""
-    mounts: Mounts | None = None
-    """Mounts for containers, each `source:target` or `source:target:ro`."""
-    lustre_mount: str | None = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
-    """One more of them."""
-    env_vars: dict[str, str | int | float | bool] | None = None
-    """Environment variables for every part of the job."""
-    startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
-    """Shell lines to run at the beginning of a job."""
-    setup_lines: Annotated[Lines | None, CLUSTER_ONLY] = None
-    """Shell lines to run at the beginning of a job."""
-    run_command: Annotated[str | None, NoEffect("a job runs Holdfast")] = None
-    """No effect: read by other tools."""
-    packager: Annotated[Literal["git", "pattern", "hybrid", "none"] | None, SENT_WITH_EVAL] = None
-    """No effect: read by other tools."""
-    packager_include_pattern: Annotated[str | list[str] | None, SENT_WITH_EVAL] = None
-    """No effect: read by other tools."""
-    runtime: Annotated[str | None, NoEffect("a job runs Holdfast in its own environment")] = None
-    """No effect: read by other tools."""
-
-    tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
-    """`ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
-    host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
-    """Login node, user and private key, as for ssh."""
-    user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
-    """Login node, user and private key, as for ssh."""
-    identity: Annotated[str | None, CLUSTER_ONLY] = None
-    """Login node, user and private key, as for ssh."""
-    remote_job_dir: str | None = None
-    """Folder on the cluster for jobs, runs and images."""
-    python: str | None = None
-    """Interpreter on the cluster that has Holdfast. Default: Holdfast is installed there."""
-
-    build_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """`partition` and `time` of jobs that import images."""
-    build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
-    """`partition` and `time` of jobs that import images."""
-    build_image: Annotated[str | None, NoEffect("images are imported by the cluster's own enroot")] = None
-    """No effect: read by other tools."""
-    build_cache_dir: Annotated[str | None, NoEffect("images are kept in containers below remote_job_dir")] = None
-    """No effect: read by other tools."""
-    build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
-    """Request GPUs for these jobs."""
-    build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=0)
-    """GPUs per node for these jobs."""
-
-    @model_validator(mode="after")
-    def _one_image(self) -> ProfileBlock:
-        if self.container and self.container_image and self.container != self.container_image:
-            raise ValueError("container and container_image mean the same; give one of them")
-        return self
-
-
-class WandbBlock(Block):
-    """`[wandb]`: where results go on Weights & Biases."""
-
-    project: str | None = None
-    """Project on Weights & Biases."""
-    entity: str | None = None
-    """User or team on Weights & Biases."""
-    base_url: str | None = None
-    """Address of the W&B server, whose API key is passed. Default: that of the W&B login."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +60,7 @@ class Profile:
 
 
 def find_env_file(cwd: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the file that a variable names, else the nearest env.toml, up to the folder with pyproject.toml."""
+    """Return the file that a variable names, or else the nearest env.toml, up to the folder with pyproject.toml."""
     for variable in FILE_VARIABLES:
         if environ.get(variable):
             path = cwd / Path(environ[variable]).expanduser()
@@ -211,7 +88,7 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
 
 
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
-    """Load `[wandb]` alone, for a configuration that is run without a profile."""
+    """Load only `[wandb]`, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
     return (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)))
 
@@ -250,7 +127,7 @@ def read_profile(path: Path, name: str, file: str) -> Profile:
 
 
 def folder_problem(folder: str, executor: ExecutorRules) -> str | None:
-    """Return what is wrong with a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
+    """Return the error message for a folder, or None. Jobs start elsewhere, and no shell expands `~name` for them."""
     if re.match(r"/|~(/|$)", folder) or (executor.shares_files and not folder.startswith("~")):
         return None
     where = "" if executor.shares_files else " is a folder of the cluster"
@@ -299,7 +176,7 @@ def _read(path: Path, file: str) -> Tree:
 
 
 def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
-    """Return the line of each table and key. What only looks like one, inside a text, is not in the data."""
+    """Return the line of each table and key. Lines of a text that only look like keys are not in the data."""
     tree = Tree(data)
     numbers: dict[tuple[str | int, ...], int] = {}
     table: tuple[str, ...] = ()

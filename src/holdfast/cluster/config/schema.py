@@ -2,29 +2,22 @@
 
 Keys of the older dialect that the newer one rejects are read too: `execution.env_vars`,
 `deployment.multiple_instances`, `auto_export.enabled`, a task's `config`.
+
+No key is ignored silently. Keys of the launcher that never have an effect here are listed in `ignored` of their block;
+keys without effect in some launches have a mark, `NoEffect`. `no_effect` reports both, each with its reason.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Callable  # noqa: TC003 - pydantic reads it
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from holdfast.cluster.config.marks import (
-    CLUSTER_ONLY,
-    DERIVED,
-    EXPORTS_ITSELF,
-    LOCAL_ONLY,
-    OTHER_TOOLS,
-    OTHER_VARIABLES,
-    SET_BY_EVAL,
-    SPREAD_BY_HOLDFAST,
-    TEXT_ONLY,
-    DerivedCommand,
-)
-from holdfast.cluster.config.profiles import Lines, ProfileBlock, WandbBlock
-from holdfast.cluster.config.walltime import Walltime  # noqa: TC001 - pydantic reads it
 from holdfast.spec.exports import EXPORTERS
+from holdfast.spec.quantities import parse_duration
 from holdfast.spec.schema import Block, Seconds
 
 DESTINATIONS = (*EXPORTERS, "local")
@@ -32,6 +25,234 @@ ONE_LINE = r"^[^\n\r]*$"
 DEPLOYMENTS = ("none", "generic", "vllm", "vllm_ray", "sglang", "nim", "trtllm")
 BASE_COMMAND = "<base command>"
 """stands for the derived command of the server in values that refer to `deployment.base_command`"""
+
+
+class Facts(NamedTuple):
+    """What decides whether keys of a launch have an effect."""
+
+    is_local: bool
+    """jobs are processes on this machine"""
+    serves: bool
+    """the job serves the measured model"""
+    serves_others: bool
+    several_workers: bool
+    multiple_instances: bool
+    starts_containers: bool
+    """servers with an image run in it"""
+    has_engine: bool
+    """podman or docker starts containers"""
+    server_image: bool
+    task_image: bool
+    any_image: bool
+    build_includes_gpus: bool
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """A mark on a field: the key has no effect in launches for which `when` holds."""
+
+    why: str
+    when: Callable[[Facts], bool]
+
+
+@dataclass(frozen=True)
+class DerivedCommand:
+    """A mark on a field: only the derived commands of these types of server use the key."""
+
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ThroughExecution:
+    """A mark on a field of a profile: the key is used only if this key of `execution` refers to it."""
+
+    key: str
+
+
+CLUSTER_ONLY = NoEffect("it is for a cluster, and this runs on this machine", lambda of: of.is_local)
+LOCAL_ONLY = NoEffect("it is for this machine; on a cluster all tasks are queued at once", lambda of: not of.is_local)
+UNSERVED = NoEffect("deployment.type is `none`, so nothing is served", lambda of: not of.serves)
+NO_SERVER = NoEffect(UNSERVED.why, lambda of: not (of.serves or of.serves_others))
+NO_OTHERS = NoEffect("there are no auxiliary_deployments", lambda of: not of.serves_others)
+SERVED = NoEffect("the served model is the one evaluated", lambda of: of.serves)
+ONE_WORKER = NoEffect(
+    "only further workers go there, and execution.workers is 1; exports run in the main job",
+    lambda of: of.serves and not of.several_workers,
+)
+ONE_INSTANCE = NoEffect("multiple_instances is not set", lambda of: not of.multiple_instances)
+PLAIN_PROCESS = NoEffect(
+    "on this machine the server is a plain process without execution.container_engine",
+    lambda of: not of.starts_containers,
+)
+NO_CONTAINER = NoEffect("no container is started", lambda of: not of.any_image)
+NO_SERVER_CONTAINER = NoEffect(NO_CONTAINER.why, lambda of: not of.server_image)
+NO_TASK_CONTAINER = NoEffect(
+    "the evaluation runs in no container, and sees the paths of the node", lambda of: not of.task_image
+)
+NO_ENGINE = NoEffect("neither podman nor docker is started", lambda of: not (of.any_image and of.has_engine))
+BUILT_WITHOUT_GPUS = NoEffect("build_include_gpus is not set", lambda of: not of.build_includes_gpus)
+DERIVED = DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm"))
+
+EXPORTS_ITSELF = "Holdfast itself exports, in the job"
+NO_OPTION = "`holdfast export` has no such option"
+OTHER_TOOLS = "it is for other tools"
+SENT_WITH_EVAL = "the folder of each eval file is sent"
+SET_BY_EVAL = "the eval file says what is asked and how it is graded"
+SPREAD_BY_HOLDFAST = "requests are spread over the instances by Holdfast itself"
+
+
+class LauncherBlock(Block):
+    """A block with keys of the launcher that are read, whatever their values, and have no effect."""
+
+    ignored: ClassVar[dict[str, str]] = {}
+    """each with the reason"""
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return all keys that the block may have."""
+        return [*cls.model_fields, *cls.ignored]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if key not in cls.ignored} if isinstance(data, dict) else data
+
+
+def walltime(value: Any) -> Any:
+    """Normalize a time to `HH:MM:SS`, which every Slurm command reads alike."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return value
+    seconds = walltime_seconds(value)
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def walltime_seconds(value: str | int) -> int:
+    """Return the length of a time in seconds; ValueError if it is not one."""
+    text = str(value).strip().lower()
+    parts = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if parts is None:
+        if not re.fullmatch(r"[\d.\s]+[hms][\d.\shmin]*s?", text):
+            raise ValueError('a time must be written as "HH:MM:SS", "D-HH:MM:SS", a number of minutes, or 4h')
+        seconds = int(parse_duration(text))
+    elif parts[1] is not None:  # after days come hours
+        days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        numbers = [int(part) for part in parts.groups()[1:] if part is not None]
+        if len(numbers) < 3:  # minutes, or minutes and seconds
+            numbers = [0, *numbers, *([0] if len(numbers) == 1 else [])]
+        seconds = numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+    if seconds <= 0:
+        raise ValueError("a time must be longer than 0")
+    return seconds
+
+
+Walltime = Annotated[str, BeforeValidator(walltime)]
+"""a time as Slurm writes it: minutes, `MM:SS`, `HH:MM:SS`, `D-HH:MM:SS`; also `90m` and `4h`"""
+
+
+MOUNT = re.compile(r"[^:\s]+(:[^:\s]+(:[\w,+-]+)?)?")
+
+
+def _list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Mounts = Annotated[list[Annotated[str, Field(pattern=rf"^{MOUNT.pattern}$")]], BeforeValidator(_list)]
+Lines = Annotated[list[str], BeforeValidator(_list)]
+
+
+class ProfileBlock(LauncherBlock):
+    """Keys of a profile, and of `run.env` in a configuration."""
+
+    ignored: ClassVar = {
+        "nproc_per_node": "nothing is started by torchrun; tasks of a node are ntasks_per_node",
+        "run_command": "a job runs Holdfast",
+        "packager": SENT_WITH_EVAL,
+        "packager_include_pattern": SENT_WITH_EVAL,
+        "runtime": "a job runs Holdfast in its own environment",
+        "build_image": "images are imported by the cluster's own enroot",
+        "build_cache_dir": "images are kept in containers below remote_job_dir",
+    }
+    executor: str | None = None
+    """Where jobs run: on a `slurm` cluster, or on this machine (`local`)."""
+    account: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("account")] = None
+    """As for `sbatch`."""
+    partition: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("partition")] = None
+    """As for `sbatch`."""
+    run_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
+    batch_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """Partition for `--run`, or for `--batch`. Default: `partition`."""
+    nodes: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("num_nodes")] = Field(default=None, ge=1)
+    """As for `sbatch`."""
+    ntasks_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("ntasks_per_node")] = Field(
+        default=None, ge=1
+    )
+    """As for `sbatch`."""
+    gpus_per_node: Annotated[int | None, CLUSTER_ONLY, ThroughExecution("gpus_per_node")] = Field(default=None, ge=0)
+    """As for `sbatch`."""
+    cpus_per_task: Annotated[int | None, CLUSTER_ONLY] = Field(default=None, ge=1)
+    """As for `sbatch`."""
+    time: Annotated[Walltime | None, CLUSTER_ONLY, ThroughExecution("walltime")] = None
+    """Time limit of a job, such as `04:00:00`, `1-12:00:00` or `4h`."""
+    mem: Annotated[str | int | None, CLUSTER_ONLY] = None
+    """As for `sbatch`."""
+    exclusive: Annotated[bool | None, CLUSTER_ONLY] = None
+    """Request whole nodes."""
+    container_image: str | None = None
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
+    container: str | None = None
+    """Image for the server: a Docker reference, or a `.sqsh` file."""
+    mounts: Annotated[Mounts | None, NO_CONTAINER] = None
+    """Mounts for containers, each `source:target` or `source:target:ro`."""
+    lustre_mount: Annotated[str | None, NO_CONTAINER] = Field(default=None, pattern=rf"^{MOUNT.pattern}$")
+    """One more of them."""
+    env_vars: dict[str, str | int | float | bool] | None = None
+    """Environment variables for every part of the job."""
+    startup_commands: Annotated[Lines | None, CLUSTER_ONLY] = None
+    """Shell lines to run at the beginning of a job."""
+    setup_lines: Annotated[Lines | None, CLUSTER_ONLY] = None
+    """Shell lines to run at the beginning of a job."""
+
+    tunnel: Annotated[Literal["ssh", "local"] | None, CLUSTER_ONLY] = None
+    """`ssh` needs `host` and `remote_job_dir`; `local` submits from this machine."""
+    host: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("hostname")] = None
+    """Login node, user and private key, as for ssh."""
+    user: Annotated[str | None, CLUSTER_ONLY, ThroughExecution("username")] = None
+    """Login node, user and private key, as for ssh."""
+    identity: Annotated[str | None, CLUSTER_ONLY] = None
+    """Login node, user and private key, as for ssh."""
+    remote_job_dir: str | None = None
+    """Folder on the cluster for jobs, runs and images."""
+    python: str | None = None
+    """Interpreter on the cluster that has Holdfast. Default: Holdfast is installed there."""
+
+    build_partition: Annotated[str | None, CLUSTER_ONLY] = None
+    """`partition` and `time` of jobs that import images."""
+    build_time: Annotated[Walltime | None, CLUSTER_ONLY] = None
+    """`partition` and `time` of jobs that import images."""
+    build_include_gpus: Annotated[bool | None, CLUSTER_ONLY] = None
+    """Request GPUs for these jobs."""
+    build_gpus_per_node: Annotated[int | None, CLUSTER_ONLY, BUILT_WITHOUT_GPUS] = Field(default=None, ge=0)
+    """GPUs per node for these jobs."""
+
+    @model_validator(mode="after")
+    def _one_image(self) -> ProfileBlock:
+        if self.container and self.container_image and self.container != self.container_image:
+            raise ValueError("container and container_image mean the same; give one of them")
+        return self
+
+
+class WandbBlock(Block):
+    """`[wandb]`: the project on Weights & Biases."""
+
+    project: str | None = None
+    """Project on Weights & Biases."""
+    entity: str | None = None
+    """User or team on Weights & Biases."""
+    base_url: str | None = None
+    """Address of the W&B server, whose API key is passed. Default: the login's."""
 
 
 def _auto_export(value: Any) -> Any:
@@ -54,83 +275,52 @@ def _some(tasks: list[Any]) -> list[Any]:
 MountTable = Annotated[dict[str, str], BeforeValidator(_mounts)]
 
 
-class RunBlock(Block):
+class RunBlock(LauncherBlock):
     """`run:`, the values of the profile. Other tools write the rest."""
 
+    ignored: ClassVar = dict.fromkeys(("model", "data", "mode", "profile", "cli", "recipe"), OTHER_TOOLS)
     env: ProfileBlock = ProfileBlock()
     """What the profile says; keys here are overridden by the profile."""
     wandb: WandbBlock = WandbBlock()
     """Project, entity and server, from `[wandb]` of `env.toml`."""
-    model: Annotated[str | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    data: Annotated[Any, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    mode: Annotated[str | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    profile: Annotated[str | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    cli: Annotated[dict[str, Any] | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    recipe: Annotated[dict[str, Any] | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
 
 
 class MountsBlock(Block):
     """`execution.mounts`: host path to path in the container, for the server and for the evaluation."""
 
-    deployment: MountTable = Field(default_factory=dict)
+    deployment: Annotated[MountTable, NO_SERVER_CONTAINER] = Field(default_factory=dict)
     """Mounts for the server's container, as `source: target`."""
-    evaluation: MountTable = Field(default_factory=dict)
+    evaluation: Annotated[MountTable, NO_TASK_CONTAINER] = Field(default_factory=dict)
     """Mounts for the containers of tasks."""
-    auxiliary: dict[str, MountTable] = Field(default_factory=dict)
+    auxiliary: Annotated[dict[str, MountTable], NO_OTHERS] = Field(default_factory=dict)
     """Mounts for the containers of auxiliary servers, by their names."""
-    mount_home: bool = False
+    mount_home: Annotated[bool, NO_CONTAINER] = False
     """Mount the home directory into the containers."""
 
 
 class DeploymentTasks(Block):
     """`execution.deployment`."""
 
-    n_tasks: int | None = Field(default=None, ge=1)
+    n_tasks: Annotated[int | None, UNSERVED] = Field(default=None, ge=1)
     """Processes to start a server with. Default: one per node."""
 
 
-class ProxyConfig(Block):
-    """`execution.proxy.config`."""
+class AutoExportBlock(LauncherBlock):
+    """`execution.auto_export`: destinations of finished runs."""
 
-    haproxy_port: int = 5009
-    health_check_path: str | None = None
-    health_check_status: int = 200
-
-
-class ProxyBlock(Block):
-    """`execution.proxy`, in front of several instances."""
-
-    type: Literal["haproxy"] = "haproxy"
-    image: str | None = None
-    config: ProxyConfig = ProxyConfig()
-
-
-class AutoExportBlock(Block):
-    """`execution.auto_export`, where results go by themselves when all is done."""
-
+    ignored: ClassVar = dict.fromkeys(
+        ("launcher_install_cmd", "partition", "export_image", "export_mounts"), EXPORTS_ITSELF
+    )
     enabled: bool = True
     """Whether results are exported."""
     destinations: list[str] = Field(default_factory=list)
     """Formats of `holdfast export --to`, and `local`, which leaves results where they are."""
-    launcher_install_cmd: Annotated[str | None, EXPORTS_ITSELF] = None
-    """No effect: Holdfast exports by itself."""
-    partition: Annotated[str | None, EXPORTS_ITSELF] = None
-    """No effect: Holdfast exports by itself."""
-    export_image: Annotated[str | None, EXPORTS_ITSELF] = None
-    """No effect: Holdfast exports by itself."""
-    export_mounts: Annotated[Any, EXPORTS_ITSELF] = None
-    """No effect: Holdfast exports by itself."""
 
 
-class ExecutionBlock(Block):
+class ExecutionBlock(LauncherBlock):
     """`execution:`, for Slurm and for this machine."""
 
+    ignored: ClassVar = {"proxy": SPREAD_BY_HOLDFAST}
     type: str
     """`slurm` or `local`. The profile's `executor` decides."""
     hostname: Annotated[str | None, CLUSTER_ONLY] = None
@@ -141,14 +331,14 @@ class ExecutionBlock(Block):
     """`host`, `user`, `account` and `partition` of the profile."""
     partition: Annotated[str | None, CLUSTER_ONLY] = None
     """`host`, `user`, `account` and `partition` of the profile."""
-    cpu_partition: Annotated[str | None, CLUSTER_ONLY] = None
-    """Partition for workers beside a server, which need no GPU. In the NeMo Evaluator launcher it is that of export
-    jobs; here exports run in the main job."""
+    cpu_partition: Annotated[str | None, CLUSTER_ONLY, NO_SERVER, ONE_WORKER] = None
+    """Partition for worker jobs if a server has the GPUs. The NeMo Evaluator launcher uses it for export jobs; here
+    exports run in the main job."""
     output_dir: str | None = None
     """Folder for runs. Default: `evaluations` in `remote_job_dir`; with `local`, the usual runs directory."""
     num_nodes: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
     """Nodes of a job, and Slurm tasks per node."""
-    num_instances: int = Field(default=1, ge=1)
+    num_instances: Annotated[int, UNSERVED] = Field(default=1, ge=1)
     """Model servers, among which the nodes are divided."""
     ntasks_per_node: Annotated[int, CLUSTER_ONLY] = Field(default=1, ge=1)
     """Nodes of a job, and Slurm tasks per node."""
@@ -160,7 +350,7 @@ class ExecutionBlock(Block):
     """Time limit of one job."""
     max_walltime: Walltime | None = "120:00:00"
     """Time limit of a chain of jobs."""
-    endpoint_readiness_timeout: Seconds | None = None
+    endpoint_readiness_timeout: Annotated[Seconds | None, NO_SERVER] = None
     """Time that a server has to start. Default: `walltime`."""
     workers: int = Field(default=1, ge=1)
     """Worker processes that share a run."""
@@ -175,20 +365,23 @@ class ExecutionBlock(Block):
     mounts: MountsBlock = MountsBlock()
     """Mounts for containers: `{deployment: {source: target}, evaluation: {…}, auxiliary: {judge: {…}}, mount_home:
     false}`."""
-    proxy: Annotated[ProxyBlock | None, SPREAD_BY_HOLDFAST] = None
-    """No effect: Holdfast distributes requests among instances itself."""
     auto_export: Annotated[AutoExportBlock, BeforeValidator(_auto_export)] = AutoExportBlock()
     """Destinations of finished runs, such as `[wandb]`: formats of `holdfast export --to`."""
     evaluation_gpu_visible: bool | str | None = None
-    """GPUs that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: those of the job."""
+    """GPUs that the evaluation sees: `true`, `false`, or a list such as `"0,1"`. Default: all GPUs of the job."""
     env_vars: dict[str, Any] | None = None
     """Older spelling of `env_vars` under `deployment`, `evaluation` and `export`."""
     mode: Annotated[Literal["sequential", "parallel"], LOCAL_ONLY] = "sequential"
     """Local only: run tasks one after another or at once."""
     container_engine: Annotated[Literal["podman", "docker"] | None, LOCAL_ONLY] = None
     """Local only: program that starts images. Default: servers are plain processes."""
-    extra_docker_args: Annotated[str | None, LOCAL_ONLY] = None
+    extra_docker_args: Annotated[str | None, LOCAL_ONLY, NO_ENGINE] = None
     """Local only: further options for `podman run` or `docker run`."""
+
+    @property
+    def margin(self) -> int:
+        """How many seconds before its time limit a job stops cleanly: two minutes, less for short jobs."""
+        return min(120, walltime_seconds(self.walltime) // 4)
 
 
 class EndpointsBlock(Block):
@@ -200,19 +393,20 @@ class EndpointsBlock(Block):
     """Path of completions."""
     health: str | None = None
     """Path that answers once the server is ready."""
-    embedding: Annotated[str | None, TEXT_ONLY] = None
+    embedding: str | None = None
     """Path of embeddings."""
-    ranking: Annotated[str | None, TEXT_ONLY] = None
+    ranking: str | None = None
     """Path of ranking."""
 
 
-class DeploymentBlock(Block):
+class DeploymentBlock(LauncherBlock):
     """`deployment:`, the server of the model."""
 
+    ignored: ClassVar = {"haproxy_port": SPREAD_BY_HOLDFAST}
     type: str
     """Kind of server: `none`, `generic` (your own command), `vllm`, `vllm_ray` (on several nodes), `sglang`, `nim` or
     `trtllm`."""
-    image: str | None = None
+    image: Annotated[str | None, PLAIN_PROCESS] = None
     """Docker reference, or a `.sqsh` file. Default: the server is a plain process."""
     command: str | None = None
     """The whole command. Required for `generic`, derived for other types."""
@@ -229,7 +423,7 @@ class DeploymentBlock(Block):
     cache_path: str | None = None
     """Folders of the model and for caches, which the server sees as `/checkpoint` and `/cache`."""
     tensor_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
-    """Default: all GPUs of its nodes; if their number is unknown, 8 where `defaults:` selects the group, else 1."""
+    """Default: all GPUs of its nodes; if their number is unknown, 8 if `defaults:` selects the group, else 1."""
     pipeline_parallel_size: Annotated[int | None, DERIVED] = Field(default=None, ge=1)
     """Pipeline stages, or data-parallel replicas."""
     data_parallel_size: Annotated[int | None, DerivedCommand(("vllm", "vllm_ray", "sglang"))] = Field(
@@ -252,11 +446,9 @@ class DeploymentBlock(Block):
     """Path to poll until the server is ready."""
     health_check_status: int = 200
     """HTTP status that means ready."""
-    haproxy_port: Annotated[int | None, SPREAD_BY_HOLDFAST] = None
-    """No effect: Holdfast distributes requests among instances itself."""
     multiple_instances: bool | None = None
     """Older spelling of `execution.num_instances`: one server per node, or per `nodes_per_instance`."""
-    nodes_per_instance: int | None = Field(default=None, ge=1)
+    nodes_per_instance: Annotated[int | None, ONE_INSTANCE] = Field(default=None, ge=1)
     """Older spelling: nodes of each server, with `multiple_instances`."""
 
     @model_validator(mode="before")
@@ -269,8 +461,12 @@ class DeploymentBlock(Block):
 
 
 class AuxiliaryBlock(DeploymentBlock):
-    """One of `auxiliary_deployments`: a judge, a simulated user, served beside the model."""
+    """One of `auxiliary_deployments`: a judge or a simulated user, served in addition to the model."""
 
+    ignored: ClassVar = {
+        **DeploymentBlock.ignored,
+        **dict.fromkeys(("multiple_instances", "nodes_per_instance"), "num_instances says how many there are"),
+    }
     num_nodes: int | None = Field(default=None, ge=1)
     """Nodes of its own, in addition to `execution.num_nodes`. Default: one per instance."""
     num_instances: int = Field(default=1, ge=1)
@@ -278,7 +474,7 @@ class AuxiliaryBlock(DeploymentBlock):
     n_tasks: int | None = Field(default=None, ge=1)
     """Processes to start it with. Default: one per node."""
     env_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
-    """Prefix of the variables that say where it is served. Default: its name in upper case."""
+    """Prefix of the variables that hold its URLs. Default: its name in upper case."""
 
 
 class ApiEndpoint(Block):
@@ -292,7 +488,7 @@ class ApiEndpoint(Block):
     """Stream replies."""
     type: Literal["chat", "vlm", "completions", "completions_logprob", "embedding", "undefined"] | None = None
     """Kind of endpoint."""
-    url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    url: Annotated[str | None, SERVED] = Field(default=None, pattern=r"^https?://[^/\s]+")
     """URL of the endpoint."""
     adapter_config: dict[str, Any] | None = None
     """Settings of the launcher's adapter, of which `custom_system_prompt`, `params_to_add` and
@@ -322,46 +518,40 @@ class Params(Block):
     temperature: float | None = Field(default=None, ge=0)
     """`target.params.temperature` of the eval file."""
     request_timeout: Seconds | None = None
-    """`limits.turn_timeout` of the eval file. `limits.trial_timeout` is raised where it would be shorter."""
+    """`limits.turn_timeout` of the eval file. `limits.trial_timeout` is raised if it would be shorter."""
     top_p: float | None = Field(default=None, ge=0, le=1)
     """`target.params.top_p` of the eval file."""
     extra: dict[str, Any] | None = None
     """`num_fewshot` and `tokenizer` of a benchmark. No effect on eval files, which define what is asked."""
 
 
-class TaskConfig(Block):
+class TaskConfig(LauncherBlock):
     """`config` of nemo_evaluator_config."""
 
-    type: Annotated[str | None, SET_BY_EVAL] = None
-    """No effect: the eval file defines what is asked."""
-    output_dir: Annotated[str | None, SET_BY_EVAL] = None
-    """No effect: runs go to `execution.output_dir`."""
-    supported_endpoint_types: Annotated[Lines | None, SET_BY_EVAL] = None
-    """No effect: the eval file defines what is asked."""
-    required_capabilities: Annotated[Any, SET_BY_EVAL] = None
-    """No effect: the eval file defines what is asked."""
-    extra: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
-    """No effect: the eval file defines what is asked."""
+    ignored: ClassVar = dict.fromkeys(
+        ("type", "output_dir", "supported_endpoint_types", "required_capabilities", "extra"), SET_BY_EVAL
+    )
     params: Params = Params()
     """Values that override keys of the eval file."""
 
 
-class EvaluatorConfig(Block):
+class EvaluatorConfig(LauncherBlock):
     """`nemo_evaluator_config`, for all tasks or for one."""
 
+    ignored: ClassVar = {
+        "metadata": SET_BY_EVAL,
+        "env_vars": "variables stand in env_vars of the task, or of evaluation",
+    }
     config: TaskConfig = TaskConfig()
     """Values that override keys of the eval file."""
     target: LaunchTargetBlock = LaunchTargetBlock()
     """Settings of the endpoint."""
-    metadata: Annotated[dict[str, Any] | None, SET_BY_EVAL] = None
-    """No effect: the eval file defines what is asked."""
-    env_vars: Annotated[dict[str, Any] | None, OTHER_VARIABLES] = None
-    """No effect: variables stand in `env_vars` of the task, or of `evaluation`."""
 
 
-class TaskBlock(Block):
+class TaskBlock(LauncherBlock):
     """One of `evaluation.tasks`."""
 
+    ignored: ClassVar = {"dataset_mount_path": f"{NO_TASK_CONTAINER.why}; write overrides: {{dataset.path: …}}"}
     name: str = Field(min_length=1)
     """Path of an eval file, or a name to look it up by."""
     eval: str | None = None
@@ -380,8 +570,6 @@ class TaskBlock(Block):
     """Older name of `nemo_evaluator_config`."""
     dataset_dir: str | None = None
     """Folder with the datasets of a benchmark, on the machine that submits."""
-    dataset_mount_path: str = "/datasets"
-    """No effect: the evaluation runs in no container."""
     pre_cmd: str | None = None
     """Shell command to run before or after this task."""
     post_cmd: str | None = None
@@ -405,67 +593,60 @@ class EvaluationBlock(Block):
     """Shell command to run after each task."""
 
 
-class _Destination(Block):
-    copy_logs: bool | None = None
-    copy_artifacts: bool | None = None
-    only_required: bool | None = None
-    log_metrics: list[str] | None = None
-    log_logs: bool | None = None
-    log_artifacts: bool | None = None
-    job_dirs: list[str] | None = None
+_DESTINATION = dict.fromkeys(
+    (
+        *("copy_logs", "copy_artifacts", "only_required", "log_metrics", "log_logs", "log_artifacts", "job_dirs"),
+        *("log_mode", "run_id"),
+    ),
+    NO_OPTION,
+)
 
 
-class LaunchWandbExport(_Destination):
+class LaunchWandbExport(LauncherBlock):
     """`export.wandb`."""
 
+    ignored: ClassVar = _DESTINATION
     entity: str | None = None
     project: str | None = None
-    log_mode: Literal["per_task", "multi_task"] = "per_task"
     name: str | None = None
     group: str | None = None
     job_type: str | None = None
     tags: Lines = Field(default_factory=list)
     description: str | None = None
     extra_metadata: dict[str, Any] = Field(default_factory=dict)
-    run_id: str | None = None
 
 
-class LaunchMlflowExport(_Destination):
+class LaunchMlflowExport(LauncherBlock):
     """`export.mlflow`."""
 
+    ignored: ClassVar = _DESTINATION | dict.fromkeys(
+        ("log_config_params", "log_config_params_max_depth", "skip_existing", "exclude_patterns"), NO_OPTION
+    )
     tracking_uri: str | None = None
     experiment_name: str | None = None
-    log_config_params: bool | None = None
-    log_config_params_max_depth: int | None = None
-    skip_existing: bool | None = None
     run_name: str | None = None
     description: str | None = None
     tags: dict[str, Any] = Field(default_factory=dict)
     extra_metadata: dict[str, Any] = Field(default_factory=dict)
-    exclude_patterns: list[str] = Field(default_factory=list)
 
 
-class LocalExport(_Destination):
-    """`export.local`."""
-
-    output_dir: str | None = None
-    format: Literal["json", "csv"] = "json"
-    output_filename: str | None = None
-
-
-class LaunchExportBlock(_Destination):
+class LaunchExportBlock(LauncherBlock):
     """`export:`."""
 
+    ignored: ClassVar = {
+        **dict.fromkeys(_DESTINATION, "an export takes the whole run"),
+        "local": "runs are files already, in execution.output_dir; --export csv writes tables",
+    }
     wandb: LaunchWandbExport | None = None
     mlflow: LaunchMlflowExport | None = None
-    local: LocalExport | None = None
     gsheets: dict[str, Any] | None = None
     env_vars: dict[str, Any] | None = None
 
 
-class LaunchBlock(Block):
+class LaunchBlock(LauncherBlock):
     """The top of a configuration; its sections are read by their own models."""
 
+    ignored: ClassVar = dict.fromkeys(("user_config_path", "dry_run", "output_dir", "task_filters"), OTHER_TOOLS)
     run: dict[str, Any] = Field(default_factory=dict)
     """What the profile says, and values for other tools."""
     execution: dict[str, Any]
@@ -482,11 +663,3 @@ class LaunchBlock(Block):
     """Environment variables for every part of the job."""
     auxiliary_deployments: dict[str, Any] | None = None
     """Further servers, by name: for a judge or a simulated user."""
-    user_config_path: Annotated[str | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    dry_run: Annotated[bool | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    output_dir: Annotated[str | None, OTHER_TOOLS] = None
-    """No effect: read by other tools."""
-    task_filters: Annotated[Any, OTHER_TOOLS] = None
-    """No effect: read by other tools."""

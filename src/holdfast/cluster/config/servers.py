@@ -1,4 +1,4 @@
-"""Model servers: their commands, the servers beside them, and how they share nodes and GPUs. Pure text.
+"""Model servers: their commands, auxiliary servers, and how they share nodes and GPUs. Pure text.
 
 The evaluation finds a server of `auxiliary_deployments`, such as a judge, through the variables `JUDGE_URL`,
 `JUDGE_CHAT_URL` and `JUDGE_MODEL_ID`; an eval file names the first as `base_url: ${JUDGE_URL}`. Its URL differs
@@ -14,18 +14,17 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
-from holdfast.cluster.config.provenance import DEFAULT, leaves
 from holdfast.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
-from holdfast.cluster.config.variables import EnvVar
+from holdfast.cluster.config.tree import DEFAULT, leaves
+from holdfast.cluster.config.variables import EnvVar, read_scope
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.cluster.config.executor import ExecutorRules
-    from holdfast.cluster.config.profiles import ProfileBlock
-    from holdfast.cluster.config.provenance import Tree
-    from holdfast.cluster.config.schema import ExecutionBlock
+    from holdfast.cluster.config.schema import ExecutionBlock, ProfileBlock
+    from holdfast.cluster.config.tree import Tree
     from holdfast.spec.document import Location
     from holdfast.spec.validation import Findings
 
@@ -58,7 +57,7 @@ def api_root(path: str) -> str:
 def served_version(block: DeploymentBlock) -> str | None:
     """Describe the model that a server serves, so that keys change with it: checkpoints do not share replies.
 
-    How it is spread over GPUs, the port and the image do not count; the image of a NIM does, for the model is in it.
+    The port, the image and the distribution over GPUs do not count; the image of a NIM does, as it contains the model.
     """
     if block.type == "none":
         return None
@@ -69,8 +68,57 @@ def served_version(block: DeploymentBlock) -> str | None:
 
 
 def default_model(block: DeploymentBlock) -> str | None:
-    """Return the name to ask a server for if none is given: the checkpoint's, or that on Hugging Face."""
+    """Return the model's name in requests by default: the checkpoint's, or else the handle on Hugging Face."""
     return PurePosixPath(block.checkpoint_path or "").name or block.hf_model_handle
+
+
+def read_deployment(
+    tree: Tree, block: DeploymentBlock, execution: ExecutionBlock, env: ProfileBlock, findings: Findings
+) -> tuple[Server | None, list[EnvVar]]:
+    """Return the server of the measured model, if there is one, and its variables."""
+    if block.type == "none":
+        return None, []
+    scope = read_scope(tree, findings, "deployment")
+    _check_model(tree, block, ("deployment",), findings)
+    if block.served_model_name is None:
+        message = "is not given: the server is asked for the model that each eval file names"
+        if (name := default_model(block)) is not None:
+            message += f", and by benchmarks for {name}"
+        findings.notice(tree, ("deployment", "served_model_name"), message)
+    server = build_server(
+        block,
+        scope,
+        container_mounts(env, execution.mounts.deployment, block),
+        execution,
+        instances=execution.num_instances,
+        nodes=execution.num_nodes,
+        tasks=execution.deployment.n_tasks,
+    )
+    return server, list(scope.values())
+
+
+def read_auxiliaries(
+    tree: Tree, execution: ExecutionBlock, env: ProfileBlock, executor: ExecutorRules, findings: Findings
+) -> Iterator[tuple[Server, list[EnvVar]]]:
+    """Yield the other servers, such as a judge's, each with its variables."""
+    for name, block, location in auxiliary_blocks(tree, findings):
+        instances, nodes = block.num_instances, block.num_nodes or block.num_instances
+        _check_instances(tree, location, block, instances, nodes, executor, findings)
+        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances, findings)
+        scope = read_scope(tree, findings, SECTION, name)
+        _check_model(tree, block, location, findings)
+        server = build_server(
+            spread,
+            scope,
+            container_mounts(env, execution.mounts.auxiliary.get(name, {}), spread),
+            execution,
+            name=name,
+            prefix=_prefix_of(name, block),
+            instances=instances,
+            nodes=nodes,
+            tasks=block.n_tasks,
+        )
+        yield server, list(scope.values())
 
 
 def build_server(
@@ -147,7 +195,7 @@ def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
 
 
 def container_mounts(env: ProfileBlock, table: Mapping[str, str], block: DeploymentBlock | None = None) -> list[Mount]:
-    """List the mounts of a container: the profile's, checkpoint and cache of a server, and those of `execution.mounts`.
+    """List the mounts of a container: the profile's, checkpoint and cache of a server, and `execution.mounts`.
 
     Of two mounts at the same target the later one counts.
     """
@@ -177,12 +225,12 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
     return {name: EnvVar(name, "lit", value, origin) for name, value in values.items()}
 
 
-def missing_model(block: DeploymentBlock) -> str | None:
-    """Return the error message for a server without a model; None if it has one."""
+def _check_model(tree: Tree, block: DeploymentBlock, location: Location, findings: Findings) -> None:
+    """Report a server whose derived command has no model to serve."""
     derived = block.command is None and block.base_command is None and block.type in SPREAD
     if derived and not block.checkpoint_path and not block.hf_model_handle:
-        return f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
-    return None
+        message = f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
+        findings.wrong(tree, location, message)
 
 
 def _model(block: DeploymentBlock) -> str:
@@ -233,7 +281,7 @@ def _sglang(block: DeploymentBlock) -> list[str]:
         "python3 -m sglang.launch_server",
         *_options(
             ("--model-path", _model(block)),
-            ("--host", "0.0.0.0"),  # noqa: S104 - as above
+            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
             ("--port", block.port),
             ("--served-model-name", block.served_model_name),
             ("--tp-size", block.tensor_parallel_size),
@@ -249,7 +297,7 @@ def _trtllm(block: DeploymentBlock) -> list[str]:
         "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve",
         _model(block),
         *_options(
-            ("--host", "0.0.0.0"),  # noqa: S104 - as above
+            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
             ("--port", block.port),
             ("--tp_size", block.tensor_parallel_size),
             ("--pp_size", block.pipeline_parallel_size),
@@ -267,7 +315,7 @@ def _nim(_: DeploymentBlock) -> list[str]:
 _RAY_PORT: Final = 6379
 SECTION: Final = "auxiliary_deployments"
 _LOGS: Final = ("main", "worker", "deployment", "slurm", "export")
-"""what other logs are called"""
+"""names of other logs"""
 _REFERENCE: Final = re.compile(rf"{SECTION}\.([\w-]+)\.(\w+)")
 _TAKEN: Final = ("SLURM", "HOLDFAST", "OPENAI_BASE")
 """prefixes of variables that mean something else"""
@@ -275,8 +323,8 @@ _URLS: Final = ("base_url", "http", "url")
 """keys of an eval file whose values may name variables"""
 
 
-def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
-    """Yield the servers beside the model's, by name and with their location."""
+def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
+    """Yield the auxiliary servers, by name and with their location."""
     section = tree.get(SECTION)
     prefixes: dict[str, str] = {}
     types = [kind for kind in DEPLOYMENTS if kind != "none"]
@@ -295,24 +343,24 @@ def read_auxiliary(tree: Tree, findings: Findings) -> Iterator[tuple[str, Auxili
         block = cast("AuxiliaryBlock | None", validate_block(AuxiliaryBlock, data, location, tree, findings.problems))
         if block is None:
             continue
-        prefix = prefix_of(name, block)
+        prefix = _prefix_of(name, block)
         if prefix in prefixes or prefix in _TAKEN:
             owner = prefixes.get(prefix, "another program")
             findings.wrong(
-                tree, location, f"its variables would be {prefix}_…, like those of {owner}; give it an env_prefix"
+                tree, location, f"its variables would be {prefix}_…, which {owner} has; give it an env_prefix"
             )
         prefixes[prefix] = name
         yield name, block, location
 
 
-def prefix_of(name: str, block: AuxiliaryBlock) -> str:
+def _prefix_of(name: str, block: AuxiliaryBlock) -> str:
     """Return the prefix of the variables that hold its URL and model, such as JUDGE."""
     return block.env_prefix or name.upper().replace("-", "_")
 
 
 def needed_nodes(nodes: int, servers: Sequence[Server]) -> int:
-    """Return the nodes of a job: those of all servers, or `nodes` if nothing is served."""
-    return sum(server.nodes or 0 for server in servers) or nodes
+    """Return how many nodes a job has: one share per server, or `nodes` if nothing is served."""
+    return sum(server.nodes for server in servers) or nodes
 
 
 def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> None:
@@ -329,7 +377,7 @@ def check_ports(tree: Tree, servers: Sequence[Server], findings: Findings) -> No
 def fill_references(tree: Tree, auxiliary: Sequence[Server], findings: Findings) -> None:
     """Replace `auxiliary_deployments.judge.base_url` in a task's overrides by the variable that holds it in the job.
 
-    The name of a model is known, and is written out. A URL may only be used where it is not part of a key.
+    The name of a model is known, and is written out. A URL may be used only in values that are not part of a key.
     """
     servers = {server.name: server for server in auxiliary}
     tasks = tree.get("evaluation", "tasks")
@@ -352,7 +400,7 @@ def fill_references(tree: Tree, auxiliary: Sequence[Server], findings: Findings)
 
 
 def _resolve_reference(name: str, attribute: str, key: str, servers: Mapping[str, Server]) -> str:
-    """Return the value of a reference in the override `key`; ValueError if there is none."""
+    """Return the value of a reference in the override `key`; ValueError if it refers to nothing."""
     if name not in servers:
         raise ValueError(f"there is no {name!r} in {SECTION}{suggest(name, servers)}")
     server = servers[name]
@@ -390,11 +438,11 @@ def settle_nodes(
         nodes = instances
         tree.put(location, nodes, tree.origin(("execution", "num_instances")))
     execution = execution.model_copy(update={"num_instances": instances, "num_nodes": nodes})
-    check_instances(tree, ("execution",), block, instances, nodes, executor, findings)
+    _check_instances(tree, ("execution",), block, instances, nodes, executor, findings)
     return execution
 
 
-def check_instances(
+def _check_instances(
     tree: Tree,
     location: Location,
     block: DeploymentBlock,

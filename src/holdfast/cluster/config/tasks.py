@@ -2,23 +2,27 @@
 
 A name is looked up as a file first, then among benchmarks and the tasks that installed packages provide
 (`spec.formats`). Benchmarks are compiled here, so that jobs need neither lm-eval nor the data.
+
+Keys of earlier launchers are moved to where they are today. Their `adapter_config` sets up a proxy between harness and
+model, which Holdfast does not have: what Holdfast records anyway is accepted, a system prompt, parameters and the
+removal of reasoning go into the eval, and anything else that would change answers is noted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast.cluster.config.legacy import MOVED_IN_TASKS, adapter_overrides, move_keys
-from holdfast.cluster.config.marks import NO_CONTAINER
-from holdfast.cluster.config.provenance import Tree
-from holdfast.cluster.config.schema import ApiEndpoint, EvaluatorConfig, Params, TaskBlock
+from holdfast.cluster.config.launch import Task
+from holdfast.cluster.config.schema import NO_TASK_CONTAINER, ApiEndpoint, EvaluatorConfig, Params, TaskBlock
 from holdfast.cluster.config.servers import api_root
+from holdfast.cluster.config.tree import Tree
 from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
+from holdfast.spec.document import format_location
 from holdfast.spec.formats import find_file, find_format, installed_providers, load_any, read_eval, unknown_task
 from holdfast.spec.providers import OPENAI, has_provider
 from holdfast.spec.target_schema import TARGETS
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.spec.validation import Findings
 
 OLDER = ("config.", "target.api_endpoint.")
-"""how overrides of a task begin that are meant for nemo_evaluator_config"""
+"""prefixes of a task's overrides that are meant for nemo_evaluator_config"""
 PARAMS = {
     "limit_samples": ("dataset", "limit"),
     "max_new_tokens": ("target", "params", "max_tokens"),
@@ -61,15 +65,24 @@ _APIS = {
 }
 """endpoint types, and the `target.api` that each one means"""
 
+Move = tuple[tuple[str, ...], tuple[str, ...]]
+MOVED: tuple[Move, ...] = ((("execution", "auto_export", "configs"), ("export",)),)
+"""keys of earlier launchers in a configuration, and their names today"""
+MOVED_IN_TASKS: tuple[Move, ...] = (
+    (("config", "target"), ("target",)),
+    (("config", "params", "max_tokens"), ("config", "params", "max_new_tokens")),
+)
+"""the same for the nemo_evaluator_config of a task"""
+
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The model to measure, as far as it is known before anything is started."""
+    """What is known of the measured model before anything is started."""
 
     model: str | None = None
-    """None: the eval files say themselves what they measure"""
+    """None: each eval file names its own"""
     default_model: str | None = None
-    """for benchmarks, which name no model, where the server's name is not given"""
+    """for benchmarks, which name no model, if `served_model_name` is not given"""
     base_url: str | None = None
     """None: of the server that is started"""
     api_key_env: str | None = None
@@ -78,36 +91,6 @@ class Endpoint:
     stream: bool | None = None
     version: str | None = None
     """what the server serves; in the keys of its replies, unless the eval has a `target.version` of its own"""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One eval to run."""
-
-    file: TaskFile
-    """as its jobs get it, without what is only known at submission"""
-    number: int
-    """among the tasks of this name, from 0"""
-    eval_file: Path
-    spec: Eval = field(repr=False, compare=False)
-    """the eval file with the overrides applied; it was checked, so it is what is sent"""
-    translated: bool = False
-    """`spec` was translated from another tool's file"""
-    variables: tuple[EnvVar, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Its name in the configuration."""
-        return self.file.name
-
-    @property
-    def id(self) -> str:
-        """`gsm8k.0`: what `-t` takes to select this task alone."""
-        return f"{self.name}.{self.number}"
-
-    def is_run_of(self, other: Task) -> bool:
-        """Return True if both tasks are the same run."""
-        return (self.eval_file, self.file.overrides) == (other.eval_file, other.file.overrides)
 
 
 @dataclass(frozen=True)
@@ -127,7 +110,7 @@ class TaskReader:
     """how tasks with an image of their own are started, without the image; None: as plain processes"""
     cwd: Path
     providers: Sequence[TaskProvider] | None = None
-    """None: those of installed packages"""
+    """None: of installed packages"""
     overrides: tuple[Override, ...] = ()
     """of every eval file, from the command line: they win over all others"""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -150,7 +133,7 @@ class TaskReader:
         return tuple(tasks)
 
     def _select(self, selection: Sequence[str]) -> list[tuple[int, int, TaskBlock]]:
-        """List the selected tasks: index in the configuration, number among those of the same name, and block."""
+        """List the selected tasks: index in the configuration, number among tasks of the same name, and block."""
         listed = self.tree.get("evaluation", "tasks")
         blocks: list[tuple[int, int, TaskBlock]] = []
         for index, data in enumerate(listed if isinstance(listed, list) else []):  # else it is a problem already
@@ -180,12 +163,6 @@ class TaskReader:
         add_wandb_server(self.tree, variables)
         if config is None or path is None or document is None:
             return None
-        container = None
-        if block.container is not None and self.container is not None:
-            container = msgspec.structs.replace(self.container, image=block.container)
-        elif block.container is not None:
-            message = "container is not needed: Holdfast itself evaluates, in its own environment"
-            self.findings.notice(self.tree, location, message)
         api_endpoint = config.target.api_endpoint
         if api_endpoint.api_key_name:
             variables[api_endpoint.api_key_name] = EnvVar(api_endpoint.api_key_name, "host", api_endpoint.api_key_name)
@@ -194,7 +171,7 @@ class TaskReader:
             *self._target_overrides(block, api_endpoint, location, is_benchmark=is_benchmark),
             *self._param_overrides(config.config.params, values, is_benchmark=is_benchmark),
             *self._data_overrides(block, location, is_benchmark=is_benchmark),
-            *adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.findings),
+            *_adapter_overrides(values, ("target", "api_endpoint", "adapter_config"), self.findings),
         ]
         written: list[Override] = [
             (tuple(key.split(".")), value)
@@ -217,12 +194,21 @@ class TaskReader:
             name=block.name,
             eval_file=str(path),
             overrides=tuple(overrides),
-            container=container,
+            container=self._container(block, location),
             env={**self.shared.env, **{variable.name: str(variable) for variable in variables.values()}},
             pre_cmd=block.pre_cmd or self.shared.pre_cmd,
             post_cmd=block.post_cmd or self.shared.post_cmd,
         )
         return Task(file, number, path, spec, translated, tuple(variables.values()))
+
+    def _container(self, block: TaskBlock, location: Location) -> Container | None:
+        """Return the container in which a task runs; None for a plain process."""
+        if block.container is not None and self.container is not None:
+            return msgspec.structs.replace(self.container, image=block.container)
+        if block.container is not None:
+            message = "container is not needed: Holdfast itself evaluates, in its own environment"
+            self.findings.notice(self.tree, location, message)
+        return None
 
     def _read_config(
         self, location: Location, block: TaskBlock, older: tuple[str, ...]
@@ -264,7 +250,7 @@ class TaskReader:
     def _target_overrides(
         self, block: TaskBlock, asked: ApiEndpoint, location: Location, *, is_benchmark: bool
     ) -> list[Override]:
-        """Return overrides for the model that is measured instead of the eval file's."""
+        """Return overrides that replace the eval file's model by the measured one."""
         # A benchmark knows which API it needs, so the kind that a server is addressed by in general does not count.
         kind = block.endpoint_type or asked.type or (None if is_benchmark else self.endpoint.type)
         api = _APIS.get(kind or "undefined", kind)
@@ -322,12 +308,12 @@ class TaskReader:
         return overrides
 
     def _data_overrides(self, block: TaskBlock, location: Location, *, is_benchmark: bool) -> list[Override]:
-        """Return the override for the datasets of a benchmark; those of an eval file are named there."""
+        """Return the override for the datasets of a benchmark. An eval file names its own."""
         if block.dataset_dir is None:
             return []
         if is_benchmark:
             return [(("benchmark", "data"), str(self.folder / block.dataset_dir))]
-        message = f"no effect here, because {NO_CONTAINER.why}; write overrides: {{dataset.path: …}}"
+        message = f"no effect here, because {NO_TASK_CONTAINER.why}; write overrides: {{dataset.path: …}}"
         self.findings.notice(self.tree, (*location, "dataset_dir"), message)
         return []
 
@@ -389,8 +375,124 @@ def _target_kinds(document: Document, overrides: Sequence[Override]) -> set[str]
 
 
 def _candidates(name: str, folder: Path, cwd: Path) -> Iterable[Path]:
-    """Where an eval file of that name may lie."""
+    """Return the paths at which an eval file of that name is looked for."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return dict.fromkeys([cwd / path, folder / path])
     return dict.fromkeys([folder / "evals" / f"{name}.yaml", cwd / f"{name}.yaml", cwd / "evals" / f"{name}.yaml"])
+
+
+def move_keys(values: Tree, moves: Sequence[Move], findings: Findings) -> Tree:
+    """Move values from old keys to new ones, with a notice for each. A value at the new key wins."""
+    for old, new in moves:
+        value = values.get(*old)
+        if value is None:
+            continue
+        findings.notice(values, old, f"deprecated: use {format_location(new)}")
+        moved = Tree()
+        if isinstance(value, dict):
+            moved = values.below(old).at(new)
+        else:
+            moved.put(new, value, values.origin(old))
+        values.remove(old)
+        values = values.over(moved)
+    return values
+
+
+_TRANSLATED = (
+    *("use_system_prompt", "custom_system_prompt", "params_to_add", "process_reasoning_traces"),
+    *("use_reasoning", "start_reasoning_token", "end_reasoning_token", "include_if_reasoning_not_finished"),
+)
+"""keys of an adapter that become overrides of the eval"""
+_NEEDLESS = (
+    *("mode", "use_caching", "caching_dir", "save_responses", "save_requests", "max_saved_requests"),
+    *("max_saved_responses", "output_dir", "use_request_logging", "use_response_logging"),
+    *("max_logged_requests", "max_logged_responses", "log_failed_requests", "use_progress_tracking"),
+    *("progress_tracking_url", "progress_tracking_interval", "tracking_requests_stats"),
+    *("logging_aggregated_stats_interval", "generate_html_report", "html_report_size", "include_json"),
+    *("use_omni_info", "use_raise_client_errors", "endpoint_type", "track_reasoning", "discovery"),
+    "post_eval_hooks",
+)
+"""keys for what Holdfast does anyway"""
+_UNSUPPORTED = (
+    *("params_to_remove", "params_to_rename", "headers_to_add", "headers_to_remove", "headers_to_rename"),
+    "use_nvcf",
+)
+"""keys that would change answers"""
+_INTERCEPTORS = {
+    "system_message": {"system_message": "custom_system_prompt"},
+    "payload_modifier": {"params_to_add": "params_to_add"},
+    "reasoning": {
+        "start_reasoning_token": "start_reasoning_token",
+        "end_reasoning_token": "end_reasoning_token",
+        "include_if_not_finished": "include_if_reasoning_not_finished",
+    },
+}
+"""interceptors that have an effect here: settings of each, and the older keys they stand for"""
+_NEEDLESS_INTERCEPTORS = (
+    *("request_logging", "response_logging", "caching", "endpoint", "response_stats", "progress_tracking"),
+    *("raise_client_errors", "log_failed_requests"),
+)
+_NEWER = ("interceptors", "post_eval_hooks", "discovery")
+"""keys of the newer form, which excludes all older keys but these:"""
+_WITH_NEWER = ("mode", "endpoint_type", "log_failed_requests")
+
+
+def _adapter_overrides(tree: Tree, location: Location, findings: Findings) -> list[Override]:
+    """Translate an `adapter_config` into overrides of the eval."""
+    block = tree.get(*location)
+    if not isinstance(block, dict):
+        return []
+    keys = (*_TRANSLATED, *_NEEDLESS, *_UNSUPPORTED, "interceptors")
+    for key in block:
+        if key not in keys:
+            message = f"unknown key{suggest(key, keys)}; known here: {', '.join(keys)}"
+            findings.wrong(tree, (*location, key), message)
+        elif key in _UNSUPPORTED and block[key]:
+            message = "not supported; may change the answers: put it into the eval file or the server"
+            findings.notice(tree, (*location, key), message)
+    older = [key for key in block if key not in _NEWER and key not in _WITH_NEWER]
+    if older and not block.keys().isdisjoint(_NEWER):
+        findings.wrong(tree, location, f"interceptors and the older keys ({', '.join(older)}) exclude each other")
+    if needless := [key for key in block if key in _NEEDLESS]:
+        message = f"not needed, Holdfast keeps every reply and counts by itself: {', '.join(needless)}"
+        findings.notice(tree, location, message)
+    if isinstance(block.get("interceptors"), list):
+        block = _read_interceptors(block["interceptors"], tree, (*location, "interceptors"), findings)
+    overrides: list[Override] = []
+    if block.get("process_reasoning_traces") or block.get("use_reasoning"):
+        overrides.append((("target", "strip_reasoning"), _thoughts(block)))
+    if block.get("custom_system_prompt") and block.get("use_system_prompt", True):
+        overrides.append((("system",), str(block["custom_system_prompt"])))
+    if isinstance(block.get("params_to_add"), dict):
+        overrides.extend((("target", "params", name), value) for name, value in block["params_to_add"].items())
+    return overrides
+
+
+def _thoughts(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `target.strip_reasoning` for the keys of the adapter."""
+    names = {"start": "start_reasoning_token", "end": "end_reasoning_token"}
+    marks = {key: block[name] for key, name in names.items() if block.get(name) is not None}
+    keep = block.get("include_if_reasoning_not_finished", True)
+    return {**marks, **({} if keep in (None, True) else {"unfinished": "drop"})}
+
+
+def _read_interceptors(listed: list[Any], tree: Tree, location: Location, findings: Findings) -> dict[str, Any]:
+    """Return the older keys that a list of interceptors stands for, and note interceptors without effect."""
+    block: dict[str, Any] = {}
+    for number, entry in enumerate(listed):
+        interceptor = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(interceptor, dict) or interceptor.get("enabled") is False:
+            continue
+        name, settings = interceptor.get("name"), interceptor.get("config") or {}
+        keys = _INTERCEPTORS.get(str(name), {})
+        unsupported = [key for key in settings if key not in keys] if name == "payload_modifier" else []
+        if name not in _INTERCEPTORS and name not in _NEEDLESS_INTERCEPTORS:
+            unsupported = [str(name)]
+        if unsupported:
+            message = f"{', '.join(unsupported)}: not supported; may change the answers: put it into the eval file"
+            findings.notice(tree, (*location, number), message)
+        block |= {keys[key]: value for key, value in settings.items() if key in keys}
+        if name == "reasoning":
+            block["process_reasoning_traces"] = True
+    return block

@@ -1,7 +1,7 @@
 """Environment variables and API keys of a job: named, never written down.
 
 `host:NAME` takes the value from the environment at submission, `lit:VALUE` is the value itself, `runtime:NAME` is read
-where the job runs. Without a prefix, as older configurations have it, a name means `host:` and anything else `lit:`.
+in the job. Without a prefix, as in older configurations, a name means `host:` and anything else `lit:`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.export.wandb import detect, login_command, same_server
 from holdfast.spec.eval_schema import ResponderBlock
-from holdfast.spec.judge_schema import PromptGrader
+from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import is_embedded, urls_of
 from holdfast.spec.target_schema import ModelTarget
+from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from holdfast.cluster.config.provenance import Tree
+    from holdfast.cluster.config.tree import Tree
     from holdfast.export.wandb import Login
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
@@ -33,6 +35,8 @@ WANDB_KEY = "WANDB_API_KEY"
 WANDB_URL = "WANDB_BASE_URL"
 WANDB_SETTINGS = {"WANDB_PROJECT": "project", "WANDB_ENTITY": "entity", WANDB_URL: "base_url"}
 """variables of W&B, and the key of `run.wandb` that each one stands for"""
+SCOPES = ("deployment", "evaluation", "export")
+"""of environment variables in the older dialect"""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHORTEST_SECRET = 16
 """a literal shorter than this is a placeholder such as EMPTY or dummy, which local servers are given"""
@@ -41,7 +45,7 @@ _PLACEHOLDER = re.compile(r"(?i)placeholder|dummy|not[-_ ]?(needed|used|required
 
 @dataclass(frozen=True)
 class EnvVar:
-    """One variable, and where its value comes from."""
+    """One variable, and the source of its value."""
 
     name: str
     kind: Kind
@@ -74,6 +78,26 @@ def read_variables(
         if bare is None and str(variable) != str(value).removeprefix("$"):
             findings.notice(tree, place, f"{value} without a prefix is read as {variable}")
         variables[name] = _from_wandb(tree, variable)
+    return variables
+
+
+def read_scope(tree: Tree, findings: Findings, scope: str, *inner: str) -> dict[str, EnvVar]:
+    """Read the variables of a part: the profile's, the shared ones, the older dialect's, and its own."""
+    variables = read_variables(tree, ("run", "env", "env_vars"), findings, bare="lit")
+    older = tree.get("execution", "env_vars")
+    if isinstance(older, dict):
+        message = "deprecated: use env_vars under deployment, evaluation and export"
+        findings.notice(tree, ("execution", "env_vars"), message)
+        for name in sorted(set(older) - set(SCOPES)):
+            message = f"unknown key{suggest(name, SCOPES)}; known here: {', '.join(SCOPES)}"
+            findings.wrong(tree, ("execution", "env_vars", name), message)
+    for location in (("env_vars",), ("execution", "env_vars", scope), (scope, *inner, "env_vars")):
+        variables |= read_variables(tree, location, findings)
+    key = tree.get("target", "api_endpoint", "api_key_name")
+    if scope == "evaluation" and isinstance(key, str):
+        origin = tree.origin(("target", "api_endpoint", "api_key_name"))
+        variables.setdefault(key, EnvVar(key, "host", key, origin))
+    add_wandb_server(tree, variables)
     return variables
 
 
@@ -114,8 +138,6 @@ def place_wandb_server(tree: Tree, environ: Mapping[str, str], *, exports: bool)
         return
     passed = (WANDB_KEY, f"host:{WANDB_KEY}", f"$host:{WANDB_KEY}")
     if exports or any(value in passed for mapping in _mappings(tree.data) for value in mapping.values()):
-        from holdfast.export.wandb import detect
-
         login = detect(environ).check()
         tree.put(("run", "wandb", "base_url"), login.base_url, login.url_source or "W&B's default")
 
@@ -140,8 +162,6 @@ def _mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Login:
     """Return the W&B login for the server that the variables name. UsageError if it belongs to another server."""
-    from holdfast.export.wandb import detect, same_server
-
     servers = {str(variable): variable for variable in variables if variable.name == WANDB_URL}
     if len(servers) > 1:
         named = " and ".join(f"{text} ({variable.origin})" for text, variable in servers.items())
@@ -156,7 +176,7 @@ def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Logi
     url = {"lit": variable.value, "host": environ.get(variable.value)}.get(variable.kind)
     if url is None and variable.kind == "host":
         return login  # the variable is not set, which `check_environment` reports
-    # A key in the environment belongs to the server that is named beside it, if any; others are looked up by server.
+    # A key in the environment belongs to the server in the environment, if any; other keys are looked up by server.
     paired = login.source == WANDB_KEY and login.url_source == WANDB_URL
     if url is None:
         known = login.source is None or (login.source == WANDB_KEY and not paired)
@@ -172,7 +192,7 @@ def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Logi
 
 
 def host_values(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the values of `host:` variables by name; W&B's API key also from where `wandb login` stores it."""
+    """Return the values of `host:` variables by name; for W&B's API key also the one that `wandb login` stored."""
     variables = list(variables)
     values = {variable.value: environ.get(variable.value) for variable in variables if variable.kind == "host"}
     if WANDB_KEY in values:
@@ -196,8 +216,6 @@ def check_environment(variables: Iterable[EnvVar], environ: Mapping[str, str]) -
 
 def wandb_login_missing(base_url: str) -> UsageError:
     """Return the error for a missing W&B login."""
-    from holdfast.export.wandb import login_command
-
     return UsageError(
         f"results go to W&B, and no W&B login was found for {base_url}: "
         "neither $WANDB_API_KEY nor an entry in ~/.netrc",
@@ -214,8 +232,8 @@ def check_api_keys(
 ) -> None:
     """Report API keys that are not `passed` to the job.
 
-    It is a problem if the model cannot be used without the key, and a notice if the key is set here. A model that the
-    job itself `serves` needs none.
+    A missing key is an error if the model cannot be used without it, and a notice if the key is set here. A model that
+    the job itself `serves` needs no key.
     """
     target = spec.target
     target_url = target.base_url if isinstance(target, ModelTarget) else None
@@ -237,7 +255,7 @@ def check_api_keys(
 def _variables_of(
     model: str, base_url: str | list[str] | None, key_env: str | None, environ: Mapping[str, str]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the variable for the API key of a model, and those without which it cannot be asked.
+    """Return the variable for the API key of a model, and the variables without which it cannot be asked.
 
     A variable in a `base_url` gets its value in the job.
     """
@@ -249,7 +267,7 @@ def _variables_of(
 
 
 def _model_blocks(spec: Eval) -> Iterator[tuple[Location, _ModelBlock]]:
-    """Yield the blocks of an eval that name a model behind an HTTP API."""
+    """Yield the blocks of an eval that name a model with an HTTP API."""
     blocks = (("target",), spec.target), (("responder",), spec.responder)
     for location, block in (*blocks, *spec.placed_graders()):
         if isinstance(block, _ModelBlock) and isinstance(block.model, str) and not is_embedded(block.model):

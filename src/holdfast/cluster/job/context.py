@@ -10,7 +10,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from holdfast.cluster.remote.executor import Executor, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
-from holdfast.errors import HoldfastError
 from holdfast.spec.redact import looks_secret
 
 if TYPE_CHECKING:
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.25
 FILES_SECONDS: Final = 4.0
-"""how often a job looks for files of others: each look is a question to the shared file system's server"""
-CONTINUES: Final = 75
-"""exit code of a job that its successor continues: EX_TEMPFAIL"""
+"""how often a job looks for other jobs' files: each look is a request to the shared file system's server"""
 
 
 class StopRequested(Exception):
@@ -152,20 +148,10 @@ class JobContext:
             resolved = {"host": self.secrets, "runtime": os.environ}.get(kind, {value: value}).get(value)
             if resolved is not None:
                 env[name] = resolved
-        # Bundles are shared and named by their content, so nothing may be written beside the user's modules.
+        # Bundles are shared and named by their content, so nothing may be written next to the user's modules.
         return {**env, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def say(message: str) -> None:
     """Write a line with the time to the job's log."""
     echo(f"{time.strftime('%H:%M:%S')} {message}", err=True)
-
-
-def run_hook(job: JobContext, command: str | None, name: str) -> None:
-    """Run a user's shell command before or after the work."""
-    if command is None:
-        return
-    argv = ["bash", "-c", command]
-    process = subprocess.run(argv, env=job.env(job.task.env), stdin=subprocess.DEVNULL, check=False)
-    if process.returncode != 0:
-        raise HoldfastError(f"{name} failed with exit code {process.returncode}")

@@ -1,4 +1,9 @@
-"""Evaluate a task in a process of its own: it reads and imports users' code.
+"""Evaluate a task in a process of its own, which reads and imports users' code.
+
+    python -m holdfast.cluster.job.evaluate TASK_DIR [--first] [--run-dir RUN_DIR] [--base-url URL …]
+    python -m holdfast.cluster.job.evaluate TASK_DIR --copy --run-dir RUN_DIR
+
+The second form writes what the eval file and the command ask for of a finished run. The first does the work:
 
     prepare   divide what is left of the run among workers, and write a `Prepared` to standard output
     wait      for `BEGIN` on standard input: the main job starts its servers first, and may find that nothing is to do
@@ -11,7 +16,10 @@ variables that hold them.
 
 from __future__ import annotations
 
+import argparse
+import gc
 import os
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -20,22 +28,25 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.cluster.job.context import say as say_time
 from holdfast.cluster.job.process import BEGIN
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import load_sent
 from holdfast.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.text import Plain, say
-from holdfast.engine.ended import Ended, follow_input
-from holdfast.engine.options import Options
+from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
-from holdfast.errors import Fault, HoldfastError, RunHeld
+from holdfast.errors import COMPLETE, Exit, Fault, HoldfastError, RunHeld
+from holdfast.export.after_run import export_after_run
 from holdfast.report.outcome import Outcome
+from holdfast.report.table import print_outcome
 from holdfast.spec.schema import one_or_all
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.claims import newest_round
+from holdfast.store.home import apply_umask
 from holdfast.store.run_lock import WorkerLeases
 from holdfast.store.rundir import RunDir
 
@@ -45,6 +56,25 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.launch import TaskFile
     from holdfast.engine.worker import SharedRun
     from holdfast.spec.eval import Eval
+
+
+def main() -> int:
+    """Do what the arguments ask for, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.cluster.job.evaluate")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--base-url", action="append", default=[])
+    parser.add_argument("--first", action="store_true")
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--copy", action="store_true")
+    options = parser.parse_args()
+    try:
+        apply_umask()
+        if options.copy:
+            return copy_task(options.folder, options.run_dir)
+        return evaluate_task(options.folder, options.base_url, first=options.first, prepared_run=options.run_dir)
+    except HoldfastError as error:
+        say_time(str(error))
+        return error.exit_code
 
 
 def evaluate_task(
@@ -87,9 +117,9 @@ def _work(rundir: RunDir, base_urls: Sequence[str]) -> tuple[int, Worked]:
     except Fault as fault:
         return fault.exit_code, Worked(ended=Ended.of(fault))
     except KeyboardInterrupt:
-        return 143, Worked()
+        return Exit.TERMINATED, Worked()
     # A run that another worker has finished is opened again for its numbers, and one with errors to retry them.
-    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in (0, 1)
+    finished = outcome.finisher is None and not outcome.already and outcome.exit_code in COMPLETE
     described = _describe(replace(outcome, wall=None)) if finished else None
     return outcome.exit_code, Worked(ended=Ended.of(outcome.reason), finished=described)
 
@@ -103,18 +133,16 @@ def _prepare(task: TaskFile, base_urls: Sequence[str], *, first: bool) -> Prepar
     spec = load_sent(Path(task.eval_file), overrides)
     if base_urls and isinstance(spec.target, ModelTarget):
         spec = load_sent(Path(task.eval_file), [*overrides, (("target", "base_url"), one_or_all(base_urls))])
-    fresh = first and task.options.fresh
+    policy = replace(task.options, log_samples=False, output_path=None)  # `copy_task` does that
+    if not first:
+        policy = replace(policy, fresh=False, retry_failed=False)
     # Workers of an earlier server stop by themselves, so wait for them; without a server, join running workers.
-    patience = -1.0 if task.served or fresh else 0.0
+    patience = -1.0 if task.served or policy.fresh else 0.0
     options = Options(
         runs_dir=Path(task.runs_dir),
-        fresh=fresh,
-        retry_failed=first and task.options.retry_failed,
-        accept_errors=task.options.accept_errors,
-        accept_drift=task.options.accept_drift,
-        skip_graders=task.options.skip_graders,
         wait=patience,
         command=f"holdfast resume {task.invocation}",
+        **policy.policy,
     )
     copies = bool(spec.exports or spec.live_exports or task.options.log_samples or task.options.output_path)
     return replace(_open(spec, options, task.workers), copies=copies)
@@ -151,9 +179,7 @@ def _describe(shared: Outcome | SharedRun) -> Prepared:
 
 
 def _report(outcome: Outcome) -> str:
-    """Return the table that `holdfast eval` ends with. Standard output is for the `Prepared` alone."""
-    from holdfast.report.table import print_outcome
-
+    """Return the table that `holdfast eval` ends with. Standard output is only for messages to the main job."""
     with redirect_stdout(StringIO()) as text:
         print_outcome(replace(outcome, already=False), command="")
     return text.getvalue()
@@ -161,8 +187,6 @@ def _report(outcome: Outcome) -> str:
 
 def copy_task(folder: Path, run_dir: Path) -> int:
     """Write what the eval file and the command ask for of a run; return 3 when some of it failed."""
-    from holdfast.export.after_run import export_after_run
-
     task = layout.read_task(Here(pauses=()), TaskFolder.of(folder))
     failures: list[str] = []
     spec = load_sent(Path(task.eval_file), task.overrides)
@@ -174,4 +198,11 @@ def copy_task(folder: Path, run_dir: Path) -> int:
         failures.append(str(error))
     for failure in failures:
         say(failure)
-    return 3 if failures else 0
+    return Exit.UNFINISHED if failures else Exit.FINISHED
+
+
+if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 1000)  # as in every command: starting makes much and drops little
+    code = main()
+    gc.freeze()
+    sys.exit(code)

@@ -1,13 +1,13 @@
 """The main job of a task: serve the model, divide the work, do a part of it, and end so that nothing is lost.
 
-Before anything else the job queues its successor. The successor starts only if this job fails. So where nothing may
-continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
+Before anything else the job queues its successor. The successor starts only if this job fails. So when the task must
+not continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
 
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
     running     the work is offered to all workers, of which this job is one; worker jobs are queued
-    draining    asked to stop: near the time limit, requests in flight finish if they can; those that cannot, and all
-                those at any other stop, are cancelled, and repeated by the next job
+    draining    asked to stop: near the time limit, requests in flight finish if they can; the others, and all
+                requests at any other stop, are cancelled, and repeated by the next job
     finishing   exports, hooks, report
     done, stopped; or waiting again, in the next job
 
@@ -29,21 +29,30 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.cluster.job.after_run import export_run
-from holdfast.cluster.job.context import CONTINUES, POLL_SECONDS, StopRequested, run_hook, say
-from holdfast.cluster.job.local import await_turn, child_workers
-from holdfast.cluster.job.process import BEGIN, EvaluationProcess
+from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.process import (
+    BEGIN,
+    EvaluationProcess,
+    child_workers,
+    evaluate_command,
+    export_run,
+    run_hook,
+)
 from holdfast.cluster.job.servers import RETURN_SECONDS, ServerFailed, Servers
 from holdfast.cluster.job.successor import QueuedJobs
 from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import job_command
-from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, Worked
+from holdfast.cluster.remote.executor import active_main_jobs
+from holdfast.cluster.remote.invocation import Begin, End, EndpointFile, Prepared, TaskFolder, Worked
+from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
-from holdfast.errors import HoldfastError, with_hint
+from holdfast.errors import Exit, HoldfastError, with_hint
+from holdfast.report.so_far import count_failed, count_trials
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
+from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
+from holdfast.store.shared import journal_size
 from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
@@ -57,13 +66,11 @@ _STATE_SECONDS: Final = 2.0
 _QUEUE_SECONDS: Final = 60.0
 """how often the job checks that its successor and its workers exist, at most"""
 _DEAD_STARTS: Final = 3
-"""starts in a row that were killed without progress, after which there are no more"""
+"""consecutive starts that were killed without progress, after which the job gives up"""
 _SIGNAL_SECONDS: Final = 5.0
-"""how much later than a child this process may get a signal that is meant for all"""
+"""how much later than its child this process may get a signal to the whole job"""
 _CUT_OFF: Final = ("connection", "refused")
-"""kinds of errors of requests whose server ends"""
-_HELD: Final = 4
-"""exit code of `holdfast work` when another process holds the run"""
+"""kinds of errors of requests whose server has ended"""
 
 
 def run_main(job: JobContext) -> int:
@@ -74,8 +81,24 @@ def run_main(job: JobContext) -> int:
     with child_workers(job):
         while True:
             code = JobRun(job).run()
-            if code != CONTINUES or job.signal is not None:
+            if code != Exit.CONTINUES or job.signal is not None:
                 return code
+
+
+def await_turn(job: JobContext) -> None:
+    """Wait for the tasks before this one, unless all are to run at once."""
+    if job.task.mode != "sequential":
+        return
+    transport = Here(pauses=())
+    ledger = Ledger(transport, job.place.invocation)
+    for number in range(job.task.number):
+        earlier = TaskFolder(job.place.invocation, number)
+        while layout.read_state(transport, earlier).phase not in layout.OVER and number in active_main_jobs(
+            job.executor, ledger, job.task.invocation
+        ):
+            if job.must_stop:
+                return
+            time.sleep(4 * POLL_SECONDS)
 
 
 class Ending(NamedTuple):
@@ -84,7 +107,7 @@ class Ending(NamedTuple):
     phase: layout.Phase
     """`done` or `stopped`: nothing continues by itself; `waiting`: the next job continues"""
     reason: str
-    exit_code: int | None = 3
+    exit_code: int | None = Exit.UNFINISHED
     """of the run"""
 
 
@@ -101,7 +124,7 @@ class Patience:
         self._pauses = 0
 
     def lasts(self, size: int, now: float) -> bool:
-        """Return True if the target is to be asked again; `size` is that of the run's journals."""
+        """Return True if the target is to be asked again; `size` is the current size of the run's journals."""
         if size != self._size:
             self._size, self._since, self._pauses = size, now, 0
         return now - self._since < RETURN_SECONDS
@@ -127,7 +150,7 @@ class JobRun:
         self._evaluation: EvaluationProcess | None = None
         self._progress: JobProgress | None = None
         self._rounds = 0
-        self._size = journal_size(self._state.run_dir)
+        self._size = _recorded_bytes(self._state.run_dir)
         """of the run's journals when the job began: more is progress"""
 
     def run(self) -> int:
@@ -138,7 +161,7 @@ class JobRun:
         if self._task.served:
             Path(self._place.endpoint).unlink(missing_ok=True)  # of a killed job, whose server is gone
         if reason := starts_exhausted(self._starts, self._task.walltime, self._task.max_walltime, self._size):
-            self._set(phase="stopped", reason=reason, exit_code=3)
+            self._set(phase="stopped", reason=reason, exit_code=Exit.UNFINISHED)
             return 0
         self._begin()
         try:
@@ -154,7 +177,7 @@ class JobRun:
         if self._state.phase in layout.OVER:
             return f"the task is {self._state.phase}"
         if self._job.kill_requested:
-            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=3)
+            self._set(phase="stopped", reason="stopped by `holdfast kill`", exit_code=Exit.UNFINISHED)
             return "stopped by `holdfast kill`"
         if self._queued is None:
             return None
@@ -162,7 +185,7 @@ class JobRun:
             return "another process has taken over this submission"
         begun = any(isinstance(record, Begin) and record.job == self._job.id for record in self._starts)
         if not begun and (job := self._queued.cancelled_predecessor()):
-            self._set(phase="stopped", reason=self._cancelled(job), exit_code=3)
+            self._set(phase="stopped", reason=self._cancelled(job), exit_code=Exit.UNFINISHED)
             return f"job {job} was cancelled"
         return None
 
@@ -206,7 +229,7 @@ class JobRun:
                 return _stopped(prepared.error)
             if prepared.exit_code is not None:
                 return self._finish(prepared)
-            size = journal_size(self._state.run_dir)
+            size = _recorded_bytes(self._state.run_dir)
             if size == last_size:
                 return _stopped(f"no progress in this job: {last_error(self._state.run_dir)}")
             self._serve()
@@ -221,7 +244,7 @@ class JobRun:
             if ended.kind and ended.kind != "lease_lost":
                 return _stopped(with_hint(ended.message, ended.remedy))
             last_size = size
-            if code == _HELD or ended.kind == "lease_lost":  # another process worked, so no progress is expected of us
+            if code == Exit.HELD or ended.kind == "lease_lost":  # another process worked, not this one
                 last_size = -1
                 self._pause(5)
 
@@ -247,7 +270,7 @@ class JobRun:
         return prepared
 
     def _start_evaluation(self, *options: str) -> EvaluationProcess:
-        command = [*job_command(self._task, self._place, "evaluate"), *options]
+        command = evaluate_command(self._task, self._place, *options)
         self._evaluation = EvaluationProcess(self._job, "main", command, *self._servers.addresses("127.0.0.1"))
         return self._evaluation
 
@@ -269,8 +292,8 @@ class JobRun:
         progress = self._progress = JobProgress(prepared)
         process = self._begin_work(prepared)
         updated = time.monotonic()
-        queued = -math.inf if self._task.workers > 1 else updated  # workers at once, whoever follows in time
-        # Workers that began before this job end before it: in a short job, too, new ones must be queued in time.
+        queued = -math.inf if self._task.workers > 1 else updated  # workers at once; the successor is queued already
+        # Workers that began before this job end before it, so even a short job must queue new ones in time.
         queue_seconds = min(_QUEUE_SECONDS, self._task.walltime / 8)
         try:
             while not process.has_ended():
@@ -297,7 +320,7 @@ class JobRun:
         return process.last_message(Worked()), process.drain()
 
     def _begin_work(self, prepared: Prepared) -> EvaluationProcess:
-        """Let the process that prepared the run work on it; a new one, if the servers have got other addresses."""
+        """Start the work in the process that prepared the run, or in a new one if the addresses of servers changed."""
         process = self._evaluation
         assert process is not None
         if process.addresses == self._servers.addresses("127.0.0.1"):
@@ -314,10 +337,10 @@ class JobRun:
     def _await_target(self, message: str, patience: Patience) -> bool:
         """Pause while the target refuses connections, as while a server is restarted; False if it is given up.
 
-        A server of this job is asked whether it is well. Any other target is asked again after a while, if it has
-        answered before: a wrong address in a new configuration is reported at once.
+        A server of this job is polled. Any other target is asked again after a while, if it has answered before: a
+        wrong address in a new configuration is reported at once.
         """
-        size = journal_size(self._state.run_dir)
+        size = _recorded_bytes(self._state.run_dir)
         if not (size or self._servers.started) or not patience.lasts(size, time.monotonic()):
             return False
         reason = f"paused: {message}; continuing when it answers"
@@ -330,7 +353,7 @@ class JobRun:
         return True
 
     def _offer(self, prepared: Prepared) -> None:
-        """Write endpoint.json, which tells worker jobs that there is work, and where the model is."""
+        """Write endpoint.json, which offers work to worker jobs and names the model's address."""
         host, deployment = os.uname().nodename, self._task.deployment
         urls, env = self._servers.addresses(host)
         endpoint = EndpointFile(
@@ -393,7 +416,7 @@ class JobRun:
         return self._continue("the time limit is near")
 
     def _why_no_progress(self) -> str:
-        """Say what took the whole time of a job."""
+        """Describe what took the whole time of a job."""
         if self._state.phase == "deploying":
             return f"no progress in this job: its time was up before the server answered ({self._state.reason})"
         if not self._rounds:
@@ -428,7 +451,7 @@ class JobRun:
             job=self._job.id,
             time=time.time(),
             done=self._state.done,
-            records=journal_size(self._state.run_dir),
+            records=_recorded_bytes(self._state.run_dir),
             why="finished" if ending.phase == "done" else ending.reason,
             goes_on=continues,
         )
@@ -438,7 +461,7 @@ class JobRun:
             say(reason if continues else f"{ending.phase}: {reason}")
         self._set(phase=ending.phase, reason=reason, exit_code=ending.exit_code)
         if continues:
-            return CONTINUES
+            return Exit.CONTINUES
         if self._queued is not None:
             self._queued.cancel_waiting()
         layout.remove_secrets(self._place)
@@ -448,17 +471,17 @@ class JobRun:
         return f"job {job} was cancelled; `holdfast resume {self._task.invocation}` continues"
 
     def _has_progressed(self) -> bool:
-        return journal_size(self._state.run_dir) != self._size
+        return _recorded_bytes(self._state.run_dir) != self._size
 
     def _check_exit(self, code: int) -> None:
-        """Raise StopRequested if a child died of a signal, or ended because of one, that this process gets as well."""
+        """Raise StopRequested if a child ended because of a signal that this process gets as well."""
         if (code < 0 or code > 128) and self._killed_with_job():
             raise StopRequested
 
     def _killed_with_job(self) -> bool:
         """Return True if a child died because the whole job was asked to stop.
 
-        Slurm signals all processes of a job, one after the other: on a busy node, this one may be seconds later.
+        Slurm signals the processes of a job one after the other: on a busy node, this process may be seconds late.
         """
         end = time.monotonic() + _SIGNAL_SECONDS
         while not self._job.must_stop and time.monotonic() < end:
@@ -471,9 +494,9 @@ class JobRun:
             layout.write_state(self._place, self._state)
 
     def _is_superseded(self) -> bool:
-        """Return True if another main job of the task has gone further: the state must not go back to that of this one.
+        """Return True if another main job of the task has gone further, so that this job must not set the state back.
 
-        There are two after a node was given up that still works, for example.
+        Two main jobs run after Slurm has given up a node that still works, for example.
         """
         current = layout.read_state(Here(pauses=()), self._place)
         return current.attempt > self._number or (current.phase == "done" and current.job != self._job.id)
@@ -482,7 +505,7 @@ class JobRun:
 def starts_exhausted(
     starts: Sequence[StartRecord], walltime: float, max_walltime: float | None, size: int
 ) -> str | None:
-    """Return why the job does not start again, or None. `size` is that of the run's journals now."""
+    """Return why the job does not start again, or None. `size` is the current size of the run's journals."""
     used = time_used(starts, walltime, time.time())
     if max_walltime is not None and used >= max_walltime:
         return f"max_walltime: all jobs together took {used:.0f} s of {max_walltime:.0f} s"
@@ -509,17 +532,15 @@ def time_used(starts: Sequence[StartRecord], walltime: float, now: float) -> flo
 
 def _holders(run_dir: str | None) -> list[Holder]:
     """List the processes that hold a run."""
-    from holdfast.store.run_lock import holders  # with the library of locks, which few jobs need
-
     return [] if run_dir is None else holders(RunDir(Path(run_dir)))
 
 
-def journal_size(run_dir: str | None) -> int:
-    """Return the bytes of a run's journals, without those of errors: they grow with progress."""
+def _recorded_bytes(run_dir: str | None) -> int:
+    """Return the size of a run's journals, which grow with progress. Errors do not count."""
     if run_dir is None:
         return 0
-    paths = [path for name in ("outputs", "steps", "grades") for path in RunDir(Path(run_dir)).journals(name)]
-    return sum(path.stat().st_size for path in paths if path.exists())
+    rundir = RunDir(Path(run_dir))
+    return sum(journal_size(path) for name in ("outputs", "steps", "grades") for path in rundir.journals(name))
 
 
 def last_error(run_dir: str | None) -> str:
@@ -549,9 +570,8 @@ class JobProgress:
         """Return the numbers of state.json."""
         with suppress(OSError):
             self._follower.refresh()
-        outputs = min(self._total, len(self._index.outputs))
-        done = min(outputs, int(len(self._index.verdicts) / self._slots)) if self._slots else outputs
-        failed = sum(key not in self._index.outputs for key in self._index.attempts)
+        _, outputs, done = count_trials(self._index, self._total, self._slots)
+        failed = count_failed(self._index)
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]

@@ -1,4 +1,4 @@
-"""Start, watch and stop the servers of a job: that of the model, and others that the eval needs."""
+"""Start, watch and stop the servers of a job: the model's, and others that the eval needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.cluster.config.launch import CACHE, CHECKPOINT, PORT, Container
-from holdfast.cluster.job.containers import container_name, container_words, removal
 from holdfast.cluster.job.context import POLL_SECONDS, StopRequested, say
+from holdfast.cluster.job.process import container_name, container_words, removal
 from holdfast.cluster.remote.transport import Here
-from holdfast.errors import HoldfastError, Unreachable
+from holdfast.errors import Exit, HoldfastError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ _LAST_LINES: Final = 15
 class ServerFailed(HoldfastError):
     """A server did not start, or has died."""
 
-    exit_code = 3
+    exit_code: int = Exit.UNFINISHED
 
 
 class Node(NamedTuple):
@@ -83,7 +83,7 @@ class Servers:
         return bool(self._processes)
 
     def start(self, show: Callable[[str], None]) -> None:
-        """Start all servers and wait until they answer; `show` learns why that takes time.
+        """Start all servers and wait until they answer; `show` is told why that takes time.
 
         Raises StopRequested or ServerFailed.
         """
@@ -117,9 +117,9 @@ class Servers:
             say(f"{spot} answers at {spot.url(spot.deployment.base_path)}")
 
     def addresses(self, this_node: str) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the URLs of the model, and the variables that hold those of other servers.
+        """Return the URLs of the model, and variables with the URLs of other servers.
 
-        `this_node` is the name of this node for those who get the URLs.
+        `this_node` is the name of this node for whoever gets the URLs.
         """
         urls: list[str] = []
         env: dict[str, str] = {}
@@ -170,7 +170,7 @@ class Spot:
     """True if the server answers on this node"""
 
     def url(self, path: str, near: str = "127.0.0.1") -> str:
-        """Return the URL of a path; `near` is the name of this node for those who use the URL."""
+        """Return the URL of a path; `near` is the name of this node for whoever uses the URL."""
         return f"http://{near if self.near else self.nodes[0].address}:{self.port}{path}"
 
     @property
@@ -202,7 +202,7 @@ def spots(deployments: Iterable[Server], nodes: Sequence[Node], here: str) -> li
     """
     rest, taken, assigned = list(nodes), set(), []
     for deployment in deployments:
-        size = (deployment.nodes or len(nodes)) // deployment.instances
+        size = deployment.nodes // deployment.instances
         for instance in range(deployment.instances):
             share, rest = tuple(rest[:size]), rest[size:]
             if nodes and len(share) < size:
@@ -289,8 +289,8 @@ class ServerProcess:
     ) -> bool:
         """Start the server; False if the job must stop before the port is free.
 
-        Another server on the port would be measured instead. So a port of this node is reserved first. Where it is
-        not free, a server that may have any port gets the next one that is free and not in `taken`. Others wait for the
+        Another server on the port would be measured instead, so a port of this node is reserved first. If the port is
+        taken, a server that may have any port gets the next free one that is not in `taken`. Otherwise it waits for the
         server of another job; a port that another program uses is an error.
         """
         if self.spot.deployment.any_port:
@@ -432,7 +432,7 @@ def server_line(
 ) -> str:
     """Return the shell command of a server: as it is, or through srun for other nodes or a container.
 
-    `variables` are the names of those that must have their values in the container, where an image's own win otherwise.
+    `variables` are the names of variables that must keep their values in the container: otherwise the image's own win.
     """
     line = f"{deployment.pre_cmd}\n{deployment.command}" if deployment.pre_cmd else deployment.command
     if not pyxis and not names and nodes == 1:

@@ -109,7 +109,7 @@ class QueuedJobs:
             say(message)
 
     def _queue_workers(self) -> None:
-        """Queue workers, but not again and again if they cannot run, as with a `pre_cmd` that fails there."""
+        """Queue workers, but not endlessly if they cannot run, as with a `pre_cmd` that fails there."""
         if self._arrays < _ARRAYS:
             self._chain.submit_workers()
         elif self._arrays == _ARRAYS:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, run_hook, say
-from holdfast.cluster.job.process import EvaluationProcess
+from holdfast.cluster.job.context import FILES_SECONDS, POLL_SECONDS, say
+from holdfast.cluster.job.process import EvaluationProcess, run_hook
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs
 from holdfast.cluster.remote.invocation import EndpointFile
 from holdfast.cluster.remote.ledger import INTENT, Ledger
 from holdfast.cluster.remote.transport import Here
-from holdfast.engine.ended import Ended
+from holdfast.engine.options import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run_worker(job: JobContext) -> int:
         last_serial = endpoint.serial
         code, ended = _work(job, endpoint, main_job)
         say(f"worked on {endpoint.run_dir}: exit code {code}")
-        if last_serial > newest_serial:  # else the offer may be that of a job that was killed long ago
+        if last_serial > newest_serial:  # else it may be the offer of a job that was killed long ago
             newest_serial = last_serial
             main_job.note_seen()
         refusals = refusals + 1 if ended.away else 0
@@ -130,7 +130,7 @@ def _why_over(job: JobContext, main_job: _MainJob) -> str | None:
 
 
 class _MainJob:
-    """Tells whether a main job runs, or ran a moment ago."""
+    """Watches for a main job that runs, or ran a moment ago."""
 
     def __init__(self, job: JobContext, ledger: Ledger) -> None:
         self._job = job
@@ -149,8 +149,8 @@ class _MainJob:
     def is_gone(self) -> bool:
         """Return True if no main job runs, and none has been seen for a while.
 
-        One that only waits may do so for hours, and this worker may hold the very node that it waits for. A worker that
-        has never seen one leaves at once.
+        A main job may be pending for hours, and this worker may hold the very node that it waits for. A worker that has
+        never seen a main job leaves at once.
         """
         if not self._job.executor.queues_successors:
             return self.has_died()

@@ -120,7 +120,7 @@ def collect(spec: Eval, eval_file: Path, *, translated: bool = False) -> Bundle:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         shown = ", ".join(f"{root / name} ({sizes[name] >> 20} MB)" for name in largest)
         raise UsageError(
-            f"{eval_file}: {size >> 20} MB are beside it, more than the {MAX_BYTES >> 20} MB that are sent",
+            f"{eval_file}: {size >> 20} MB are in its folder, more than the {MAX_BYTES >> 20} MB that are sent",
             remedy=f"The largest: {shown}. Put the eval file in a folder of its own, and large data on the cluster "
             "beforehand: a path that does not exist here is taken as one of the cluster's.",
         )
@@ -209,7 +209,7 @@ def load_sent(file: Path, overrides: Sequence[Override]) -> Eval:
 def copies_in(spec: Eval, folder: Path) -> list[Override]:
     """Return overrides that put folders for copies, which are relative to the eval file, below another folder.
 
-    Only their names are used: the folder may be on a cluster, where links of this machine do not apply.
+    Only their names are used: the folder may be on a cluster, which does not have this machine's links.
     """
     overrides: list[Override] = []
     for name, live in spec.live_exports.items():
@@ -256,7 +256,7 @@ def _matches(text: str, folder: Path) -> list[Path]:
 
 
 def _beside(file: Path, entry: Path) -> bool:
-    """Return True if a module is found beside its importer, and not through Python's path, which differs there."""
+    """Return True if a module is found next to its importer, and not through Python's path, which differs there."""
     return file.is_relative_to(entry.resolve().parent)
 
 

@@ -1,6 +1,6 @@
 """Check whether a profile works, one check after the other, each with a remedy if it fails.
 
-Nothing is left behind, not even the directory if it did not exist. One tiny job is run.
+It runs one tiny job, and leaves nothing on the cluster, not even the directory if it did not exist.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from holdfast.cluster.remote.registry import new_invocation
 from holdfast.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, HoldfastError, Unreachable, with_hint
+from holdfast.export.wandb import detect
 from holdfast.graders.sandbox import CONFINE, Isolation, isolation
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class _Doctor:
         self.base: str | None = None
         self.accepted = False
         self.partitions: list[str] = []
-        """those of the profile that exist"""
+        """the profile's partitions that exist"""
         self.isolation: Isolation | None = None
         """of programs on the compute node that ran the job"""
 
@@ -273,8 +274,7 @@ class _Doctor:
             return skipped(name, "no job was run: Slurm would not accept it")
         assert self.base is not None
         folder = f"{self.base}/holdfast/doctor-{secrets.token_hex(4)}"
-        slurm, invocation = Slurm(self.transport), new_invocation()
-        job_name = JobName(invocation, 0, "doctor")
+        slurm, job_name = Slurm(self.transport), JobName(new_invocation(), 0, "doctor")
         self.transport.check(["mkdir", "-p", folder])
         options = [option for option in self._options() if not option.startswith("--time=")]
         options += ["--time=2", "--nodes=1", "--ntasks=1", "--no-requeue", f"--output={folder}/log"]
@@ -282,13 +282,7 @@ class _Doctor:
         try:
             token = secrets.token_hex(8)
             self.transport.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
-            python = self.fields.python or "python3"
-            lines = [*(self.fields.setup_lines or []), *(self.fields.startup_commands or [])]
-            look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
-            script = "\n".join(
-                ["#!/bin/bash", *lines, f"folder={shlex.quote(folder)}", f"python={shlex.quote(python)}", look]
-            ).encode()
-            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, script, options=options)
+            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, self._script(folder), options=options)
             state = _await(slurm, str(job_name), begun)
             if state is not None and state.active:
                 why = f": {explain(state.reason)}" if state.reason else ""
@@ -306,22 +300,37 @@ class _Doctor:
             facts = dict(line.split("=", 1) for line in lines if "=" in line)
             if facts.get("token") != token:
                 return failed(name, "a node sees other files than the login node", "Name a directory that both share.")
-            version = facts.get("python", "")
-            with suppress(msgspec.MsgspecError):
-                self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
-            message = f"{facts.get('host')} sees the directory; job to answer {time.monotonic() - begun:.0f} s; "
-            if _old_python(version):
-                return failed(
-                    name,
-                    message + (f"Python {version}" if version else f"no {python}"),
-                    "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
-                )
-            return ok(name, message + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
+            return self._installed(name, facts, time.monotonic() - begun)
         except ClusterError as error:
             return failed(name, error.message, error.remedy or "Fix what Slurm reports.")
         finally:
             slurm.cancel([str(job_name)])
             self.transport.run(["rm", "-rf", "--", folder])
+
+    @property
+    def _python(self) -> str:
+        return self.fields.python or "python3"
+
+    def _script(self, folder: str) -> bytes:
+        """Return the script of the job, which writes what it sees into the folder."""
+        setup = [*(self.fields.setup_lines or []), *(self.fields.startup_commands or [])]
+        names = [f"folder={shlex.quote(folder)}", f"python={shlex.quote(self._python)}"]
+        look = _NODE.replace("CONFINE_SOURCE", CONFINE.read_text(encoding="utf-8"))
+        return "\n".join(["#!/bin/bash", *setup, *names, look]).encode()
+
+    def _installed(self, name: str, facts: Mapping[str, str], seconds: float) -> DoctorCheck:
+        """Check the Python of a node, and note how it confines programs."""
+        with suppress(msgspec.MsgspecError):
+            self.isolation = msgspec.json.decode(facts.get("isolation", ""), type=Isolation)
+        version = facts.get("python", "")
+        message = f"{facts.get('host')} sees the directory; job to answer {seconds:.0f} s; "
+        if _old_python(version):
+            return failed(
+                name,
+                message + (f"Python {version}" if version else f"no {self._python}"),
+                "Jobs need Python 3.11 or later: name one in the profile (python = …), or load it in setup_lines.",
+            )
+        return ok(name, message + f"Python {version}, enroot {facts.get('enroot') or 'missing'}")
 
     # Containers
 
@@ -362,8 +371,6 @@ def _sandbox(able: Isolation) -> DoctorCheck:
 def _wandb(profile: Profile, environ: Mapping[str, str]) -> DoctorCheck:
     project = profile.wandb.project
     message = f"project {project}" if project else "no [wandb] project in env.toml"
-    from holdfast.export.wandb import detect
-
     login = detect(environ)
     if login.api_key is None:
         return skipped(

@@ -45,9 +45,9 @@ class Executor(ExecutorRules, Protocol):
     def states(
         self, transport: Transport, invocation: str, jobs: Sequence[Job], *, mine: bool = True, history: bool = False
     ) -> list[JobState]:
-        """Return the active jobs of an invocation, and others as far as they are known.
+        """Return the active jobs of an invocation, and others if they are known.
 
-        `jobs` are those of the ledger. `mine` is False for an invocation of another user; `history` also asks for jobs
+        `jobs` are the ledger's. `mine` is False for an invocation of another user; `history` also asks for jobs
         that ended long ago. Raises Unreachable if the jobs cannot be seen from here.
         """
 
@@ -75,7 +75,7 @@ def active_main_jobs(executor: Executor, ledger: Ledger, invocation: str) -> dic
 
 
 def select_main_jobs(states: Sequence[JobState]) -> dict[int, list[JobState]]:
-    """Return those of the jobs that are active main jobs, by their tasks."""
+    """Return the active main jobs by their tasks."""
     active: dict[int, list[JobState]] = {}
     for state in states:
         name = JobName.parse(state.name)

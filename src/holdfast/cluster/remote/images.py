@@ -1,13 +1,13 @@
 """Import Docker images to `.sqsh` files below `<base>/containers/`, with `enroot import` in a job.
 
-    <name>-<8 hex>.sqsh     the image; the digits are those of its reference, so two never have one name
+    <name>-<8 hex>.sqsh     the image; the digits are from the digest of its reference, so two never share a name
     <name>-<8 hex>.json     the current file of the image, its digest, and when it was imported: `Squashed`
     .jobs/<16 hex>/         the ledger and the logs of its imports, whose jobs are `hf-<16 hex>.0.squash`
 
 An image appears under its name when it is complete, synced and checked, and is never written again: another import
 (`--force-squash`, a tag that moved, a damaged file) gets `-2`, `-3`, … and the old file stays for the jobs that use it.
 
-There is no lock file that could be left behind: imports of one image by one user are jobs of one name with
+There is no lock file that a killed process could leave: imports of one image by one user are jobs of one name with
 `--dependency=singleton`, and a job that finds its work done when its turn comes does nothing.
 """
 
@@ -47,10 +47,10 @@ class Squashed(msgspec.Struct, frozen=True):
 
     image: str
     file: str
-    """beside this"""
+    """its name, in the same folder"""
     size: int
     digest: str | None
-    """of the registry's manifest at the time of the import, if the registry told"""
+    """of the registry's manifest at the time of the import, if known"""
     imported: str
     enroot: str
     job: str = ""
@@ -117,10 +117,10 @@ def ensure_image(
     say: Callable[[str], None] = print,
     poll: float = POLL_SECONDS,
 ) -> str:
-    """Return the path of an image's `.sqsh` file on the cluster, imported if there is none; paths stay as they are.
+    """Return the path of an image's `.sqsh` file on the cluster, imported if it is missing; paths stay as they are.
 
-    A file is used while the registry's digest of the tag is that of the import. If the registry does not tell, a tag
-    that moved goes unnoticed, and `force` imports again. `options` are those of sbatch. Raises ClusterError with the
+    A file is used while the registry's digest of the tag is still the imported one. If the registry does not answer, a
+    tag that moved goes unnoticed, and `force` imports again. `options` are for sbatch. Raises ClusterError with the
     last lines of the import and a remedy.
     """
     if not is_reference(image):
@@ -146,7 +146,7 @@ def ensure_image(
 
 
 def import_options(launch: Launch) -> list[str]:
-    """Return the options of sbatch for imports: partition and time of the profile for building, or those of jobs."""
+    """Return the options of sbatch for imports: the profile's partition and time for building, or else for jobs."""
     execution, env = launch.execution, launch.env
     values = {
         "account": execution.account,
@@ -200,7 +200,7 @@ class _Shelf:
         return f"{self.jobs}/{job.id}.log"
 
     def damage(self, squashed: Squashed) -> str | None:
-        """Return what is wrong with the file, as far as its size and its first bytes tell, or None."""
+        """Return what is wrong with the size or the first bytes of the file, or None."""
         script = 'test -f "$1" || exit 4; stat -c %s -- "$1"; head -c 48 -- "$1" | od -An -v -t x1'
         answer = self.transport.run(["sh", "-c", script, "sh", self.path(squashed)])
         if answer.code != 0:
@@ -298,7 +298,7 @@ _REMEDIES: Final = (
         r"\b40[13]\b|unauthori[sz]ed|denied|authentication",
         "The registry requires a login: `machine REGISTRY login USER password KEY` in ~/.config/enroot/.credentials.",
     ),
-    (r"No space left|quota", "Make room in remote_job_dir, and in the nodes' $TMPDIR, where layers are unpacked."),
+    (r"No space left|quota", "Make room in remote_job_dir, and in the nodes' $TMPDIR, in which layers are unpacked."),
     (r"\b404\b|manifest unknown|not found|No such image", "There is no such image, or no such tag: correct its name."),
     (
         r"resolve host|timed out|Connection refused|Network is unreachable",

@@ -37,7 +37,7 @@ _EPOCH: Final = (2020, 1, 1, 0, 0, 0)
 
 
 def build_wheel() -> tuple[str, bytes]:
-    """Build a wheel of this version, and return its name and its bytes, which depend on the code alone."""
+    """Build a wheel of this version, and return its name and its bytes, which depend only on the code."""
     package = Path(holdfast.__file__).parent
     about = importlib.metadata.distribution("holdfast-evals")
     version = about.version

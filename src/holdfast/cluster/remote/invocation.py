@@ -6,16 +6,16 @@
                                        removed when all tasks are done
         jobs-*.jsonl                   see `ledger`
         stop                           present: no job continues
-        submitting/                    present: a process submits jobs, see `turn`
+        submitting/                    present: a process submits jobs, see `ledger`
         <n>/                           a task
             task.json                  `TaskFile`: everything that its jobs need to know
             job.sh, worker.sh          the batch scripts
             attempts.jsonl             `Begin` and `End` of each start, sealed lines
             state.json                 `State`: its progress
             stop                       present: no job continues this task
-            endpoint.json              `EndpointFile`: there is work, and where the model is; else absent
+            endpoint.json              `EndpointFile`: work is offered, and the model's address; else absent
             logs/                      main-<job>-<restart>.log, deployment-…, worker-<i>-…, slurm-<job>.log, export.log
-                                       and <name>-… of servers beside the model
+                                       and <name>-… of auxiliary servers
 
 Jobs read and write them as files; commands through a `Transport`.
 """
@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from holdfast.cluster.config.launch import SCHEMA_VERSION, TaskFile
-from holdfast.engine.ended import Ended
+from holdfast.cluster.remote.transport import Here
+from holdfast.engine.options import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.durable import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
@@ -54,7 +55,7 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     user: str
     host: str
-    """where the command ran"""
+    """the machine on which the command ran"""
     holdfast: str
     executor: str
     profile: str | None = None
@@ -69,7 +70,7 @@ class InvocationFile(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a task, as its main job saw it last."""
 
-    schemaVersion: str = SCHEMA_VERSION  # noqa: N815
+    schemaVersion: str = SCHEMA_VERSION  # noqa: N815 - as in all our files
     phase: Phase = "waiting"
     done: int = 0
     """trials with an output and all verdicts"""
@@ -121,7 +122,7 @@ StartRecord = Begin | End
 
 
 class EndpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    """There is work to divide in `run_dir`; `base_url` is where this job serves the model, if it does."""
+    """Work in `run_dir` is offered to all workers; `base_url` is the address of the model, if this job serves it."""
 
     serial: int
     """grows whenever work is offered again"""
@@ -201,7 +202,7 @@ def invocation_path(directory: str) -> str:
 
 
 def read_invocation(transport: Transport, directory: str) -> InvocationFile:
-    """Read what was submitted. FileNotFoundError if the directory is not that of an invocation."""
+    """Read what was submitted. FileNotFoundError if the directory does not belong to an invocation."""
     return decode(transport.read(invocation_path(directory)), InvocationFile, invocation_path(directory))
 
 
@@ -248,8 +249,6 @@ def write_state(place: TaskFolder, state: State) -> None:
 
 def append_start(place: TaskFolder, record: StartRecord) -> None:
     """Add a line, on the medium when this returns. Only the main job of a task writes this file."""
-    from holdfast.cluster.remote.transport import Here
-
     Here(pauses=()).append(place.starts, seal(msgspec.json.encode(record)))
 
 
@@ -304,8 +303,6 @@ def load_secrets(place: TaskFolder) -> dict[str, str]:
 
 def remove_secrets(place: TaskFolder) -> None:
     """Remove the secrets of an invocation, if all of its tasks are done; the others may still be resumed."""
-    from holdfast.cluster.remote.transport import Here
-
     here = Here(pauses=())
     tasks = read_invocation(here, place.invocation).tasks
     states = (read_state(here, TaskFolder(place.invocation, number)) for number in range(len(tasks)))

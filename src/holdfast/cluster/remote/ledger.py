@@ -1,7 +1,7 @@
 """Record which jobs were submitted. A crash at any point leaves no job unknown, and submits nothing twice.
 
-Everything of an invocation lies in its directory on the cluster, `<remote_job_dir>/holdfast/<id>/`, where any user who
-can read it finds it. Jobs are recorded there in `jobs-<writer>.jsonl`: sealed lines, synced before the next step. Each
+Everything about an invocation is in its directory on the cluster, `<remote_job_dir>/holdfast/<id>/`, for any user who
+can read it. Jobs are recorded there in `jobs-<writer>.jsonl`: sealed lines, synced before the next step. Each
 process writes a file of its own, because appending from two machines to one file is not safe on a network file system.
 
     intent      before sbatch: the job's name, the digest of its script, who is about to submit it
@@ -10,6 +10,10 @@ process writes a file of its own, because appending from two machines to one fil
 
 `sbatch` gets the intent's id as the job's comment, so `reconcile` finds out what became of an intent without an answer.
 A job that was still in transit when it was disowned learns so at its start: `Ledger.is_disowned(os.environ[INTENT])`.
+
+Processes take turns to submit. The turn is a directory, `submitting`, next to these files: of several processes that
+create it, on whatever machines, one succeeds. A process that is killed leaves it there. The next one takes it over
+at once on the same machine, and elsewhere when it has watched it for as long as a submission may take.
 """
 
 from __future__ import annotations
@@ -19,18 +23,19 @@ import re
 import secrets
 import time
 from collections import Counter
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.cluster.remote.slurm import SUBMIT_SECONDS, Submission
-from holdfast.errors import ClusterError
+from holdfast.errors import ClusterError, HoldfastError
 from holdfast.store.lines import is_sound, seal
 from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
     from holdfast.cluster.remote.transport import Transport
@@ -43,6 +48,22 @@ _AT_ONCE: Final = 200
 DOUBT_SECONDS: Final = 120.0
 """how long a process that may be alive has to submit an intended job, before others may disown it"""
 
+_POLL_SECONDS: Final = 1.0
+_TAKEN: Final = 45
+_TAKE: Final = f"""
+take() {{ mkdir -- "$1" && echo "$2" >"$1/by"; }}
+take "$@" 2>/dev/null && exit
+# It may have been given back meanwhile; if it cannot be created, the second try says why.
+test -d "$1" || {{ take "$@" && exit; }}
+test -d "$1" || exit 1
+cat -- "$1/by" 2>/dev/null; exit {_TAKEN}
+"""
+# Only what was seen is taken away: another process may have been faster.
+_TAKE_AWAY: Final = """
+test "$(cat -- "$1/by" 2>/dev/null)" = "$2" || exit 0
+mv -- "$1" "$1.$3" && rm -rf -- "$1.$3"
+"""
+
 
 class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
     """A job is about to be submitted."""
@@ -54,10 +75,10 @@ class Intent(msgspec.Struct, frozen=True, tag="intent", tag_field="kind"):
     time: float
     host: str
     pid: int
+    start: str
+    """the submitting process's start token"""
     after: str | None = None
     """id of the job that this one continues, for a successor"""
-    start: str = ""
-    """the submitting process's start token; empty in records of earlier versions"""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted", tag_field="kind"):
@@ -352,3 +373,47 @@ def _may_submit(intent: Intent, doubt: float) -> bool:
     if intent.host != os.uname().nodename:
         return True
     return intent.pid != os.getpid() and is_running(intent.pid, intent.start)
+
+
+@contextmanager
+def hold_turn(transport: Transport, directory: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process submits jobs of an invocation, and keep others from doing so."""
+    path = f"{directory.rstrip('/')}/submitting"
+    pid = os.getpid()
+    note = f"{os.uname().nodename} {pid} {start_token(pid)} {secrets.token_hex(4)}"
+    seen, since = None, 0.0
+    while (holder := _take(transport, path, note)) is not None:
+        now = time.monotonic()
+        if holder != seen:
+            seen, since = holder, now
+            say(f"another process is submitting its jobs ({_describe_holder(holder)}); waiting for it")
+        if _is_dead(holder) or now - since > DOUBT_SECONDS:
+            transport.run(["sh", "-c", _TAKE_AWAY, "sh", path, holder, secrets.token_hex(4)])
+        else:
+            time.sleep(_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        with suppress(HoldfastError):
+            transport.run(["sh", "-c", _TAKE_AWAY, "sh", path, note, secrets.token_hex(4)])
+
+
+def _take(transport: Transport, path: str, note: str) -> str | None:
+    """Try to take the turn; return the note of the process that has it."""
+    taken = transport.run(["sh", "-c", _TAKE, "sh", path, note])
+    if taken.code == 0:
+        return None
+    if taken.code != _TAKEN:
+        raise ClusterError(f"{transport.host}: {path}: {taken.stderr.strip() or 'cannot be created'}")
+    holder = taken.text.strip()
+    return None if holder == note else holder  # the answer to the first try may have been lost
+
+
+def _is_dead(note: str) -> bool:
+    host, pid, start = (*note.split(" "), "", "", "")[:3]
+    return host == os.uname().nodename and pid.isdigit() and not is_running(int(pid), start)
+
+
+def _describe_holder(note: str) -> str:
+    host, pid = (*note.split(" "), "", "")[:2]
+    return f"process {pid} on {host}" if pid else "unknown"

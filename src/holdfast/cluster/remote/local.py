@@ -1,7 +1,7 @@
 """The `local` executor: jobs are processes on this machine that outlive the command.
 
-Folders, files and code are those of a cluster; instead of queueing successors the main process repeats its work
-itself. A process is identified by its id and its start.
+Folders, files and code are the same as on a cluster, except that the main process repeats its work itself, instead of
+queueing successors. A process is identified by its id and its start.
 """
 
 from __future__ import annotations

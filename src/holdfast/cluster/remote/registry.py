@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,8 +41,6 @@ class Invocation(msgspec.Struct, frozen=True):
     user: str | None = None
     identity: str | None = None
     profile: str | None = None
-    details: dict[str, Any] = {}
-    """further notes of the command"""
     jobs: tuple[Record, ...] = ()
     """a copy of the records written from this machine"""
 

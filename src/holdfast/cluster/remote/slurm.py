@@ -5,7 +5,7 @@ id is no identity: a controller that was killed forgets jobs it has acknowledged
 are looked up by name, and cancelled by name, or by id and name together.
 
 Jobs are read with `squeue --format`, whose fields have been the same for ten years; its JSON has not. Finished jobs
-stay there for some minutes (MinJobAge); after that only `sacct` knows them, where there is accounting.
+stay there for some minutes (MinJobAge); after that only `sacct` knows them, if there is accounting.
 
 A controller that does not answer is `Unreachable`: that is neither "no jobs" nor "failed".
 """
@@ -118,7 +118,7 @@ _REASONS: Final = (
 
 
 def explain(reason: str) -> str:
-    """Return why a job is pending as a sentence; Slurm's own word if there is none."""
+    """Return why a job is pending as a sentence, or else in Slurm's own word."""
     plain = reason.strip("()").replace("_", " ").lower()
     for word, sentence in _REASONS:
         if plain.startswith(word.lower()):
@@ -257,7 +257,7 @@ class Slurm:
         After ClusterError the next job was refused, and those after it were not tried. After Unreachable it is unknown
         which of the others were submitted.
         """
-        # A line before each sbatch ends the script if nobody reads it any more: then at most one job is in transit.
+        # A line before each sbatch ends the script if nobody reads it: then at most one job is in transit.
         lines = [f"echo '{_NEXT}'\n{shlex.join(submission.argv)} </dev/null || exit\n" for submission in submissions]
         ids: list[str] = []
         try:
@@ -321,7 +321,7 @@ class Slurm:
     def cancel(self, names: Iterable[str] = (), *, ids: Mapping[str, str] | None = None) -> None:
         """Cancel this user's jobs of these names, and single jobs or members of arrays: `ids` maps ids to names.
 
-        Slurm itself compares id and name, so a reused id is left alone. Jobs that have ended are no error.
+        Slurm itself compares id and name, so a job that reuses an id is not touched. Jobs that have ended are no error.
         """
         handles: dict[str, list[str]] = {name: [] for name in names}
         for handle, name in (ids or {}).items():

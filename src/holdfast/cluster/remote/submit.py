@@ -1,6 +1,7 @@
 """Submit a compiled configuration: put everything on the cluster, then start the jobs, and nothing twice.
 
-`submit` begins an invocation, `start_jobs` continues one, from its files alone.
+`submit` begins an invocation, `start_jobs` continues one, only from its files. `preview` and `RunPreviews` show what
+would be submitted and what already exists, and write nothing, here or on the cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,35 +20,40 @@ import msgspec
 
 import holdfast
 from holdfast.cluster.config.launch import TaskFile
-from holdfast.cluster.config.provenance import DEFAULT
+from holdfast.cluster.config.tree import DEFAULT
 from holdfast.cluster.config.variables import check_environment, host_values
 from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import collect, copies_in, send_bundles
+from holdfast.cluster.remote.chain import main_script, worker_script
 from holdfast.cluster.remote.executor import find_executor, select_main_jobs
 from holdfast.cluster.remote.images import ensure_image, import_options
 from holdfast.cluster.remote.install import ensure_python, needed_extras
 from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
-from holdfast.cluster.remote.ledger import Ledger, fold, jobs_in
+from holdfast.cluster.remote.ledger import Ledger, fold, hold_turn, jobs_in
 from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
-from holdfast.cluster.remote.scripts import main_script, worker_script
 from holdfast.cluster.remote.slurm import Slurm
 from holdfast.cluster.remote.transport import Ssh, Transport, connect
 from holdfast.cluster.remote.trees import SourceFile
-from holdfast.cluster.remote.turn import hold_turn
-from holdfast.errors import ClusterError, Unreachable, UsageError
+from holdfast.engine.options import Options
+from holdfast.engine.session import preview_run
+from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable, UsageError
+from holdfast.plan.changes import format_count
+from holdfast.plan.identity import identify
 from holdfast.store.durable import slug
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from holdfast.cluster.config.launch import Launch, Server
-    from holdfast.cluster.config.tasks import Task
-    from holdfast.cluster.remote.bundle import Bundle
+    from holdfast.cluster.config.launch import Launch, Server, Task
     from holdfast.cluster.remote.ledger import Job, Record
+    from holdfast.plan.plan import Plan
+
+_LOOK_SECONDS: Final = 30.0
+"""time limit of a look at a run on the cluster, for a preview"""
 
 
 def connect_launch(launch: Launch, **options: Any) -> Transport:
-    """Return the transport to where a launch is submitted."""
+    """Return the transport to the machine on which a launch is submitted."""
     return connect(launch.host, launch.execution.username, launch.env.identity, **options)
 
 
@@ -96,21 +102,28 @@ def submit(
         error.remedy = f"Everything is in place in {directory}; `holdfast resume {number}` submits the rest."
         raise
     except ClusterError as error:
-        jobs = fold(registry.get(number).jobs)
-        refused = [job for job in jobs if job.disowned is not None]
-        remedies = [error.remedy or (_describe_request(launch) if refused else None)]
-        if len(refused) < len(jobs):
-            remedies.append(_describe_partial(number, jobs))
-        else:  # nothing was submitted
-            registry.remove(number)
-            transport.run(["rm", "-rf", "--", directory])
-        error.remedy = "\n  ".join(filter(None, remedies)) or None
+        error.remedy = _settle_refusal(error, launch, registry.get(number), registry, transport)
         raise
     return registry.get(number)
 
 
+def _settle_refusal(
+    error: ClusterError, launch: Launch, invocation: Invocation, registry: InvocationRegistry, transport: Transport
+) -> str | None:
+    """Return what to do after a refusal. An invocation of which nothing was submitted is removed."""
+    jobs = fold(invocation.jobs)
+    refused = [job for job in jobs if job.disowned is not None]
+    remedies = [error.remedy or (_describe_request(launch) if refused else None)]
+    if len(refused) < len(jobs):
+        remedies.append(_describe_partial(invocation.id, jobs))
+    else:
+        registry.remove(invocation.id)
+        transport.run(["rm", "-rf", "--", invocation.directory])
+    return "\n  ".join(filter(None, remedies)) or None
+
+
 def _describe_partial(number: str, jobs: Sequence[Job]) -> str:
-    """Say what to do after a partial submission. An intent without an answer may be a job, so it counts as one."""
+    """Describe what to do after a partial submission. An intent without an answer may be a job, so it counts as one."""
     submitted = [f"{job.intent.name} is job {job.id}" for job in jobs if job.id is not None]
     how = f"is submitted ({', '.join(submitted)})" if submitted else "may be submitted"
     return (
@@ -140,7 +153,7 @@ def start_jobs(
     mirror: Callable[[Sequence[Record]], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Job]:
-    """Start the tasks (all, if none is named) that are not done and have no active main job, from the files alone.
+    """Start the tasks (all, if none is named) that are not done and have no active main job, using only the files.
 
     Of several processes that do so at once, the second waits for the first, and finds its jobs. Submissions without
     an answer are settled first. ClusterError while another process may still be submitting.
@@ -303,39 +316,25 @@ def _send_tasks(
     """Send the files of all evals, and return the tasks as their jobs get them."""
     bundles = [collect(task.spec, task.eval_file, translated=task.translated) for task in launch.tasks]
     folders = send_bundles(bundles, transport, base)
+    runs_dir = runs_folder(launch, base)
     placed = []
     for index, (task, bundle, folder) in enumerate(zip(launch.tasks, bundles, folders, strict=True)):
-        place = TaskFolder(directory, index)
-        placed.append((place, _place(launch, task, place, invocation, python, images, base, bundle, folder)))
+        spec, place = task.spec, TaskFolder(directory, index)
+        copies = spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(spec.name))
+        # An eval that was translated from another tool's file has its overrides applied already.
+        overrides = () if bundle.translated else task.file.overrides
+        file = place_task(
+            task.file,
+            place,
+            images,
+            invocation=invocation,
+            python=python,
+            eval_file=f"{folder}/{bundle.eval_file}",
+            runs_dir=runs_dir,
+            overrides=(*overrides, *bundle.overrides(spec, folder), *copies_in(spec, copies)),
+        )
+        placed.append((place, file))
     return placed
-
-
-def _place(
-    launch: Launch,
-    task: Task,
-    place: TaskFolder,
-    invocation: str,
-    python: str,
-    images: Mapping[str, str | None],
-    base: str,
-    bundle: Bundle,
-    folder: str,
-) -> TaskFile:
-    """Return a task as its jobs get it; `folder` holds its bundle."""
-    runs_dir = runs_folder(launch, base)
-    copies = task.spec.folder.resolve() if launch.executor.shares_files else Path(runs_dir, slug(task.spec.name))
-    # An eval that was translated from another tool's file has its overrides applied already.
-    overrides = () if bundle.translated else task.file.overrides
-    return place_task(
-        task.file,
-        place,
-        images,
-        invocation=invocation,
-        python=python,
-        eval_file=f"{folder}/{bundle.eval_file}",
-        runs_dir=runs_dir,
-        overrides=(*overrides, *bundle.overrides(task.spec, folder), *copies_in(task.spec, copies)),
-    )
 
 
 def place_task(file: TaskFile, place: TaskFolder, images: Mapping[str, str | None], **fields: Any) -> TaskFile:
@@ -354,7 +353,7 @@ def place_task(file: TaskFile, place: TaskFolder, images: Mapping[str, str | Non
 
 
 def runs_folder(launch: Launch, base: str) -> str:
-    """Return where runs go: `output_dir`, else `runs` in the base folder, or the runs directory of this machine."""
+    """Return the folder of runs: `output_dir`, else `runs` in the base folder, or this machine's runs directory."""
     output_dir = launch.execution.output_dir
     if not launch.executor.shares_files:
         return output_dir or f"{base}/runs"
@@ -397,3 +396,120 @@ def _put_invocation(
             files[f"{place.number}/worker.sh"] = SourceFile(worker_script(task, place).encode(), 0o755)
     arrived = transport.put(files, f"{Path(directory).parent}/arriving")
     transport.check(["sh", "-c", 'rm -f -- "$1/.whole" && mv -- "$1" "$2"', "sh", arrived, directory])
+
+
+@dataclass(frozen=True)
+class JobPreview:
+    """A task file and the scripts that would be submitted."""
+
+    task: TaskFile
+    main: str
+    worker: str | None
+
+
+def preview(launch: Launch) -> list[JobPreview]:
+    """Return task files and scripts, with what is only known at submission in angle brackets."""
+    base = base_folder(launch)
+    previews = []
+    for number, task in enumerate(launch.tasks):
+        place = TaskFolder(f"{base}/holdfast/<id>", number)
+        file = place_task(
+            task.file,
+            place,
+            {server.name: server.image for server in launch.servers},
+            python=launch.env.python or f"{base}/holdfast/env/<digest>/bin/python",
+            eval_file=f"{base}/holdfast/bundles/<digest>/{task.eval_file.name}",
+            runs_dir=runs_folder(launch, base),
+        )
+        worker = worker_script(file, place) if file.workers > 1 else None
+        previews.append(JobPreview(file, main_script(file, place), worker))
+    return previews
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """The run of a task before its submission."""
+
+    samples: int | None = None
+    trials: int = 0
+    run_dir: str = ""
+    plan: Plan | None = None
+    """None: it cannot be made here"""
+    finished: bool | None = None
+    """None: unknown"""
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that people see."""
+        if self.samples is not None:
+            yield f"{format_count(self.samples, 'sample')} × {format_count(self.trials, 'trial')}"
+        if self.run_dir:
+            yield f"run: {self.run_dir}{' (finished)' if self.finished else ''}"
+        if self.plan is not None:
+            yield str(self.plan)
+        yield from self.notes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that scripts see."""
+        counts = ("total", "finished", "reused", "to_grade", "to_run")
+        plan = None if self.plan is None else {name: getattr(self.plan, name) for name in counts}
+        return {
+            "samples": self.samples,
+            "trials": self.trials,
+            "run": self.run_dir,
+            "already_finished": self.finished,
+            "plan": plan,
+            "notes": self.notes,
+        }
+
+
+class RunPreviews:
+    """Previews the runs of a launch. A cluster that does not answer is asked once."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._unreachable = ""
+
+    def preview(self, task: Task, file: TaskFile) -> RunPreview:
+        """Return what the run of a task would start from."""
+        spec, options = task.spec, file.options
+        engine = Options(runs_dir=Path(file.runs_dir), fresh=options.fresh, accept_drift=options.accept_drift)
+        try:
+            if self._launch.executor.shares_files:
+                identity, rundir, plan = preview_run(spec, engine)
+                return RunPreview(identity.survey.count, spec.trials, str(rundir.path), plan, rundir.finished)
+            identity = identify(spec)
+        except DataError as error:
+            return RunPreview(notes=[f"its data cannot be read here: {error.message}"])
+        except HoldfastError as error:
+            return RunPreview(notes=[str(error)])
+        run_dir = str(identity.directory(engine.runs_dir).path)
+        finished, note = self._look(run_dir)
+        fresh = ["--fresh sets that run aside, and everything runs from scratch"] if options.fresh else []
+        return RunPreview(identity.survey.count, spec.trials, run_dir, None, finished, [note, *fresh])
+
+    def _look(self, run_dir: str) -> tuple[bool | None, str]:
+        """Return whether a run on the cluster is finished, and a note about it; None if this is unknown."""
+        if not run_dir.startswith("/"):
+            return None, "not checked: its path is known only on the cluster"
+        if self._unreachable:
+            return None, self._unreachable
+        transport = connect_launch(self._launch, pauses=())
+        try:
+            answer = transport.check(["sh", "-c", _COUNT, "sh", run_dir], timeout=_LOOK_SECONDS)
+        except (Unreachable, ClusterError) as error:
+            self._unreachable = f"not checked: {error.message}"
+            return None, self._unreachable
+        state, _, count = answer.text.strip().rpartition("\n")[2].partition(" ")
+        if state == "none":
+            note = "there is no such run yet; outputs of other runs there are reused where their keys match"
+            return False, f"{transport.host}: {note}"
+        note = f"{transport.host}: {int(count):,} outputs are there"
+        return state == "finished", note if state == "finished" else f"{note}, and the run continues from there"
+
+
+_COUNT: Final = """
+test -e "$1/manifest.json" || { echo none 0; exit 0; }
+count=$(cat -- "$1/outputs.jsonl" "$1"/workers/*/outputs.jsonl "$1"/shared/*/outputs.*.jsonl 2>/dev/null | wc -l)
+test -e "$1/metrics.json" && echo "finished $count" || echo "begun $count"
+"""

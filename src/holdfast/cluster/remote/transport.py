@@ -102,7 +102,7 @@ class Transport(ABC):
         self,
         argv: Sequence[str],
         *,
-        input: bytes | BinaryIO = b"",  # noqa: A002
+        input: bytes | BinaryIO = b"",  # noqa: A002 - as in subprocess.run
         timeout: float = TIMEOUT,
         once: bool = False,
     ) -> Completed:
@@ -145,7 +145,7 @@ class Transport(ABC):
         """Add lines to a file that has no other writer; returns once they are on the medium.
 
         A line that was torn by a crash is ended first. After a broken connection the lines may be there twice, so
-        their repetition must mean nothing.
+        repeating them must do no harm.
         """
         if len(data) > 1 << 20:
             raise ValueError("append is for a few lines")
@@ -158,7 +158,7 @@ class Transport(ABC):
     def put_all(self, contents: Sequence[Mapping[str, SourceFile]], directory: str) -> list[str]:
         """Put several trees of files, each into `<directory>/<digest>`, and return those paths.
 
-        The digest is that of names, modes and contents, so what is there already is not sent again. A directory
+        The digest covers names, modes and contents, so what is there already is not sent again. A directory
         appears with everything in it, or not at all, and no file is ever readable for more users than its mode allows.
         """
         names = [trees.tree_digest(files) for files in contents]
@@ -174,7 +174,7 @@ class Transport(ABC):
         return [f"{root}/{name}" for name in names]
 
     def _whole(self, root: str, counts: Mapping[str, int]) -> set[str]:
-        """Return the names of the trees that are there completely; `counts` has their numbers of files."""
+        """Return the names of complete trees; `counts` has their numbers of files."""
         listing = self.check(
             ["sh", "-s", root], input=f"{trees.IS_WHOLE}\n{trees.shell_calls('list', counts)}true\n".encode()
         )
@@ -183,10 +183,6 @@ class Transport(ABC):
     def _receive(self, archive: BinaryIO, root: str, counts: Mapping[str, int]) -> None:
         script = f'{trees.IS_WHOLE}\n{trees.RECEIVE}\n{trees.shell_calls("place", counts)}sync -- "$1"\n'
         self.check(["sh", "-c", script, "sh", root], input=archive, timeout=_SEND_TIMEOUT)
-
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Replace a file in one step."""
-        self.replace_files({path: data})
 
     def replace_files(self, contents: Mapping[str, bytes]) -> None:
         """Replace small files, each in one step, and all in one round trip."""
@@ -375,7 +371,7 @@ class Here(Transport):
 
     @contextmanager
     def _refusals(self, what: str) -> Iterator[None]:
-        """Turn errors of the file system into ClusterError, but for files that are not there."""
+        """Turn errors of the file system into ClusterError, except for missing files."""
         try:
             yield
         except FileNotFoundError:
@@ -401,7 +397,7 @@ class Ssh(Transport):
         config: str | Path | None = None,
         pauses: Sequence[float] = PAUSES,
     ) -> None:
-        """`config` stands for the user's own and the system's configuration, as `ssh -F` has it."""
+        """`config` replaces the user's and the system's configuration, as with `ssh -F`."""
         super().__init__(pauses=pauses)
         if host.startswith("-") or (user or "").startswith("-"):
             raise UsageError(  # ssh would read an option

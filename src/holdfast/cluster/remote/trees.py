@@ -1,4 +1,4 @@
-"""Trees of files that are put on a cluster: each is named by its digest, and there completely or not at all.
+"""Trees of files that are put on a cluster: each is named by its digest, and is either complete or absent.
 
 The shell functions do on a cluster what the Python functions do on this machine.
 """
@@ -72,7 +72,7 @@ def shell_calls(function: str, counts: Mapping[str, int]) -> str:
 
 
 def tree_digest(files: Mapping[str, SourceFile]) -> str:
-    """Return the digest of names, modes and contents, by which a tree is called."""
+    """Return the digest of names, modes and contents, which is the name of a tree."""
     described = {}
     for name, file in files.items():
         if name.startswith("/") or ".." in name.split("/") or name in ("", ".whole"):
@@ -107,7 +107,7 @@ def is_whole(tree: Path, count: int) -> bool:
 
 
 def place_tree(arrived: Path, target: Path, count: int) -> bool:
-    """Move a tree from where it arrived to its place; False if it did not arrive completely."""
+    """Move a tree to its place after its arrival; False if it did not arrive completely."""
     if not (arrived / ".whole").is_file():
         return False
     for place in [arrived, *(path for path in arrived.rglob("*") if path.is_dir())]:

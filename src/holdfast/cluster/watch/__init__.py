@@ -4,6 +4,5 @@
 `status`  reports the status of an invocation to anybody who can read its directory
 `logs`    reads and follows logs, across jobs
 `copies`  copies runs from clusters for commands that read runs
-`kill`    cancels the jobs of an invocation, and nothing else
-`clean`   removes what no run needs
+`cleanup` cancels the jobs of an invocation, and nothing else; removes what no run needs
 """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.remote.transport import Completed
 
 RECORD: Final = "fetched.json"
-"""the file in a copy that tells what it is a copy of"""
+"""the file in a copy that names the original"""
 _JOURNALS: Final = ("errors.jsonl", "grades.jsonl", "outputs.jsonl", "steps.jsonl", "batches.jsonl", "run.log")
 _REPORT: Final = ("gate.json", "results.json", "metrics.json")
 """in the order in which they appear; a run with `metrics.json` is finished"""
@@ -53,7 +53,7 @@ _OVERLAP: Final = 32
 _TRIES: Final = 5
 """how often a fetch starts again because the run changed during it"""
 _NOTABLE: Final = 4 * _PORTION
-"""bytes from which a fetch is announced"""
+"""minimum size of a fetch that is announced"""
 
 _GONE, _REFUSED, _CHANGED = 44, 45, 46
 
@@ -91,7 +91,7 @@ _READ_BLOBS: Final = r"""cd -- "$1/files" && tar -cf - -T -"""
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Tells whether a file on the cluster has changed."""
+    """The version of a file on the cluster."""
 
     size: int
     modified: str
@@ -119,7 +119,7 @@ class _Changed(Exception):
 
 
 def find_places(text: str, registry: InvocationRegistry | None = None) -> dict[str, RunPlace]:
-    """Return where the runs are that a text names, each by a name of its own: `480d.0` for a task of `480d`.
+    """Return the places of the runs that a text names, each by its own name: `480d.0` for a task of `480d`.
 
     Raises as `find` does, and UsageError if there is no run yet.
     """
@@ -163,7 +163,7 @@ def fetch_run(place: RunPlace, note: Callable[[str], None]) -> Path:
 
 
 def _copy_path(host: str, path: str) -> Path:
-    """Return where the copy of a run is, or would be."""
+    """Return the path of the copy of a run, whether it exists or not."""
     parts = PurePosixPath(path).parts[1:]
     if ".." in parts:
         raise UsageError(f"{host}:{path} contains `..`", remedy="Name the directory by its full path.")
@@ -195,7 +195,7 @@ class _Fetch:
         self._note = note
 
     def run(self) -> Path:
-        """Bring the copy up to date. Raises `_Changed` if the run does not hold still."""
+        """Bring the copy up to date. Raises `_Changed` if the run changes meanwhile."""
         record = _read_record(self._copy)
         stamps, has_blobs = self._list()
         known = {} if record is None else record.files
@@ -230,13 +230,13 @@ class _Fetch:
         return self._copy / name
 
     def _local_names(self) -> Iterator[str]:
-        """Yield the files of the copy that the run must have too; exports may have been made from the copy alone."""
+        """Yield the files of the copy that the run must have too; exports may have been made only from the copy."""
         for name in (*_JOURNALS, *_REPORT, "manifest.json"):
             for path in (*self._copy.glob(name), *self._copy.glob(f"workers/*/{name}")):
                 yield str(path.relative_to(self._copy))
 
     def _arriving(self, name: str) -> Path:
-        """Return where a file is written until it is complete."""
+        """Return the temporary path of a file until it is complete."""
         path = self._local(name)
         return path.with_name(f".{path.name}.arriving")
 
@@ -302,7 +302,7 @@ class _Fetch:
             self._local(name).parent.mkdir(parents=True, exist_ok=True)
         for leftover in self._copy.glob(".*.arriving"):
             leftover.unlink()
-        # The manifest comes first: it tells whether this is still the same run.
+        # The manifest comes first: another one means another run.
         names = sorted(changed, key=lambda name: name != "manifest.json")
         parts = [part for name in names for part in _parts(name, kept.get(name, 0), changed[name].size)]
         for portion in _portions(parts):
@@ -329,7 +329,7 @@ class _Fetch:
                 self._arriving(name).replace(path)
 
     def _is_another_run(self, part: _Part, content: bytes, size: int) -> bool:
-        """Return True if the copy has another manifest: that of a run that was archived."""
+        """Return True if the copy has another manifest, from a run that was archived."""
         path = self._local(part.name)
         if not path.exists():
             return False

@@ -13,7 +13,7 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.executor import active_main_jobs, find_executor
 from holdfast.cluster.remote.invocation import TaskFolder
 from holdfast.cluster.remote.ledger import Ledger
-from holdfast.errors import ClusterError, Unreachable
+from holdfast.errors import ClusterError, Exit, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 1.0
 _REASON_SECONDS: Final = 5.0
 """how often the executor is asked why a job is pending"""
 _LOST_SECONDS: Final = 60.0
-"""how long a task may have no job before this is reported"""
+"""how long a task may be without a job before this is reported"""
 _LAST_LINES: Final = 15
 
 
@@ -72,7 +72,7 @@ class Logs:
     def read(self) -> Iterator[LogLine]:
         """Yield the lines that were completed since the last call.
 
-        A job that was killed may leave half a line behind. Once a newer start writes, that half is a line.
+        A job that was killed may leave half a line. Once a newer start writes, that half is a line.
         """
         listing = self._transport.list_files(self.folders, self._pattern)
         sizes = {(folder, name): size for folder, files in listing.items() for name, size in files}
@@ -132,7 +132,7 @@ def read_end(transport: Transport, folder: str, pattern: str, most: int) -> tupl
 
 
 def task_prefix(names: Sequence[str], number: int) -> str:
-    """Return what the lines of a task begin with: nothing for the only task, `[gsm8k.1] ` if names repeat."""
+    """Return the prefix of a task's lines: empty for the only task, `[gsm8k.1] ` if names repeat."""
     name = names[number]
     suffix = f".{names[:number].count(name)}" if names.count(name) > 1 else ""
     return f"[{name}{suffix}] " if len(names) > 1 else ""
@@ -189,14 +189,14 @@ class _Followed:
                 self._by_folder[line.folder].write(line.text)
         for task in ended:
             exit_code = states[task].exit_code
-            task.over, task.exit_code = True, 3 if exit_code is None else exit_code
+            task.over, task.exit_code = True, Exit.UNFINISHED if exit_code is None else exit_code
         rest = {task: state for task, state in states.items() if not task.over}
         if any(task.needs_jobs(state) for task, state in rest.items()):
             self._show_jobs(rest)
         return all(task.over for task in self.tasks)
 
     def _show_jobs(self, states: Mapping[_FollowedTask, layout.State]) -> None:
-        """Show why jobs have not started, and give up tasks that have none."""
+        """Show why jobs have not started, and give up tasks without jobs."""
         if time.monotonic() - self._asked < _REASON_SECONDS:
             return
         self._asked = time.monotonic()
@@ -232,7 +232,7 @@ class _FollowedTask:
         """when the task last showed a sign of life"""
         self._reason = ""
         self.over = False
-        self.exit_code = 3
+        self.exit_code: int = Exit.UNFINISHED
 
     def write(self, text: str) -> None:
         """Write a line of this task."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.find import Subject
 
 FRESH_SECONDS: Final = 120.0
-"""how old `state.json` may be to count where the jobs cannot be seen"""
+"""how old `state.json` may be to count if the jobs cannot be seen"""
 
 Status = Literal[
     "unsubmitted",
@@ -110,7 +110,7 @@ class Picture(msgspec.Struct, frozen=True):
     stop: str | None = None
     """the mark that `holdfast kill` left, if any"""
     unreachable: str | None = None
-    """why the cluster, or its Slurm, could not be asked; the rest is then what was known last"""
+    """why the cluster, or its Slurm, could not be asked; the rest is then the last known status"""
 
     @property
     def live(self) -> bool:
@@ -163,7 +163,7 @@ def read_files(transport: Transport, directory: str) -> Files:
 
 
 def look(subject: Subject, registry: InvocationRegistry | None = None) -> Picture:
-    """Return the status now; if the cluster does not answer, what was known last, and why."""
+    """Return the current status, or the last known status and the reason if the cluster does not answer."""
     try:
         files = read_files(subject.transport, subject.directory)
     except Unreachable as error:
@@ -186,7 +186,7 @@ def look(subject: Subject, registry: InvocationRegistry | None = None) -> Pictur
 def look_at_all(registry: InvocationRegistry | None = None) -> list[Picture]:
     """Return the status of all invocations of this user, the newest first.
 
-    Clusters are not asked about finished ones, and only once if they do not answer.
+    Clusters are not asked about finished invocations, and only once if they do not answer.
     """
     registry = registry or InvocationRegistry()
     unreachable: dict[tuple[str | None, str | None], str] = {}

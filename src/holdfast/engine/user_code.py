@@ -1,13 +1,16 @@
-"""Check that every row has the values for which users' functions ask. No value is ever made up."""
+"""Check users' code: rows have the values that functions ask for, and code that no key covers is reported."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_places
+from holdfast.spec.fingerprint import computed_imports, is_file
+from holdfast.spec.named_inputs import is_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,9 +18,11 @@ if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Player
     from holdfast.data.dataset import Survey
     from holdfast.functions import Function
+    from holdfast.graders.python import PythonCheck
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.document import Location
+    from holdfast.spec.eval import Eval
     from holdfast.targets.types import Target
 
 
@@ -49,7 +54,7 @@ def check_parameters(
             is_expected = len(placed.fields_for(name)) > 1
             other = 'say where the value is: expected: "{{ FIELD }}"' if is_expected else "give the parameter a default"
             offered = ", ".join(placed.function.offered)
-            remedy = f"Add the field to the rows, or {other}. Beside fields, a function may ask for {offered}."
+            remedy = f"Add the field to the rows, or {other}. Besides fields, a function may ask for {offered}."
     if problems:
         raise ConfigError(problems, remedy=remedy)
 
@@ -67,10 +72,8 @@ def _functions(
             yield _PlacedFunction(where, function, function.lacking, lambda name: [name], None)
     for number, (place, grader) in enumerate(zip(grader_places(identity.spec), graders, strict=True)):
         if place.block.type == "python":
-            from holdfast.graders.python import PythonCheck
-
-            assert isinstance(grader, PythonCheck)
-            yield _PlacedFunction((*place.where, "function"), grader.function, grader.lacking, grader.sought, number)
+            check = cast("PythonCheck", grader)
+            yield _PlacedFunction((*place.where, "function"), check.function, check.lacking, check.sought, number)
 
 
 def _missing_values(survey: Survey, placed: _PlacedFunction) -> Iterator[tuple[str, str]]:
@@ -95,3 +98,32 @@ def _missing_values(survey: Survey, placed: _PlacedFunction) -> Iterator[tuple[s
                 name,
                 f"asks for {name}; {where}: no field {fields_text} in this row; it has: {', '.join(sorted(fields))}",
             )
+
+
+def unseen_code(spec: Eval) -> Iterator[str]:
+    """Describe each program that is not completely covered by the key."""
+    for location, command in _commands(spec):
+        for place in dict.fromkeys(computed_imports(spec.folder, command)):
+            yield (
+                f"{spec.document.where(location)}: {place} changes sys.path, or imports modules by names that it "
+                "computes: modules found only that way are not part of the key. After a change of one, use --fresh."
+            )
+    for number, hook in enumerate(() if spec.hooks is None else spec.hooks.before_task):
+        for word in hook.arguments:
+            path = os.path.normpath(f"{hook.working_directory}/{word}")
+            if is_file(spec.folder / path) and not is_named(spec, path):
+                yield (
+                    f"{spec.document.where(('hooks', 'before_task', number))}: {word} is part of no key. If answers "
+                    f'depend on it, write `files: {{target: [{path}]}}`, otherwise `files: ["!{path}"]`.'
+                )
+
+
+def _commands(spec: Eval) -> Iterator[tuple[Location, Sequence[str]]]:
+    if spec.target.command_line:
+        yield ("target", "command"), spec.target.command_line
+    for number, tool in enumerate(getattr(spec.target, "tools", ())):
+        if tool.mcp is not None:
+            yield ("target", "tools", number, "mcp", "command"), tool.mcp.command
+    for location, grader in spec.placed_graders():
+        if grader.program:
+            yield (*location, "command"), grader.program

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Return the cores this process may use, which a control group may limit to a fraction; at least a hundredth."""
+    """Return the number of cores this process may use, at least 0.01: a control group may allow only a fraction."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(0.01, min([affinity, *_quotas(root)]))
 
 
 def _quotas(root: Path) -> list[float]:
-    """Return the quotas of this process's control group and its parents in cores, by both versions of the interface."""
+    """Return the quotas, in cores, of this process's control group and its parents, from both versions of cgroups."""
     quotas: list[float] = []
     mount = root / "sys/fs/cgroup"
     with suppress(OSError):
@@ -35,7 +35,7 @@ def _upwards(mount: Path, path: str) -> list[Path]:
 
 
 def _v2(group: Path) -> float:
-    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 where it has none."""
+    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 without a quota."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -43,7 +43,7 @@ def _v2(group: Path) -> float:
 
 
 def _v1(group: Path) -> float:
-    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 where there is none."""
+    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 without a quota."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
         return int(quota) / int(period)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.spec.numbers import first_number, last_number, numbers_in
+from holdfast.graders.number import first_number, last_number, numbers_in
 
 READ = {
     "42": ("42", "It is 42.", "1, then 42", "٤٢", "#42", "40-42", "(40)-42", "40 - 42", "__42__"),
@@ -110,13 +110,13 @@ def test_a_number_is_read_as_it_is_meant(text: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("text", UNCLEAR, ids=lambda text: repr(text)[:30])
-def test_no_part_of_an_unclear_number_counts(text: str) -> None:
+def test_no_part_of_an_ambiguous_number_counts(text: str) -> None:
     number = last_number(f"7 and {text}")
     assert number is not None and number.value is None, number
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_some_digits_are_no_numbers(text: str) -> None:
+def test_some_digits_are_not_numbers(text: str) -> None:
     assert last_number(text) is first_number(text) is None and numbers_in(text) == []
 
 
@@ -145,7 +145,7 @@ def test_no_text_takes_long(text: str) -> None:
 
 @example("00")
 @given(st.text("0123456789eE+-.,%'_ x^{}()/\\frac×$:\u00a0½²", max_size=60) | st.text(max_size=60))
-def test_no_text_at_all_can_break_it(text: str) -> None:
+def test_no_text_breaks_reading_numbers(text: str) -> None:
     numbers = numbers_in(text)
     assert [last_number(text), first_number(text)] == ([numbers[-1], numbers[0]] if numbers else [None, None])
     for number in numbers:
@@ -162,6 +162,6 @@ def test_a_number_is_found_in_every_usual_spelling(number: Any) -> None:
 
 
 @pytest.mark.parametrize("digits", ["42", "007", "\u0664\u0662", "\u00b2", "9" * 9_999, "9" * 10_001])
-def test_digits_alone_are_read_as_digits_among_words(digits: str) -> None:
-    """A number alone takes a shorter way than one in a text."""
+def test_a_text_of_digits_is_read_like_digits_among_words(digits: str) -> None:
+    """A text that is nothing but a number takes a shorter way."""
     assert [number.value for number in numbers_in(digits)] == [number.value for number in numbers_in(f"({digits})")]

@@ -1,4 +1,4 @@
-"""One timer limits the time of many attempts, as asyncio's own time-outs would."""
+"""One timer limits the time of many attempts, as asyncio's own time-outs would; the brake wakes whoever waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from holdfast.engine.time_limits import TimeLimits
+from holdfast.engine.brake import Brake
+from holdfast.engine.retry import TimeLimits
+from holdfast.errors import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -44,7 +46,7 @@ def test_each_attempt_ends_at_its_own_limit() -> None:
     run(test)
 
 
-def test_an_attempt_that_ends_in_time_is_left_alone_and_needs_no_timer_of_its_own() -> None:
+def test_an_attempt_that_ends_in_time_is_not_cancelled_and_shares_the_timer() -> None:
     async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
         timers = 0
         make = limits._set_timer
@@ -86,3 +88,28 @@ def test_a_suspended_limit_does_not_count_and_a_moved_one_does() -> None:
             await loop.create_future()
 
     run(test)
+
+
+def test_waiting_for_a_task_ends_with_the_task_or_the_brake() -> None:
+    async def wait() -> None:
+        brake, step = Brake(), asyncio.Event()
+        task = asyncio.create_task(_until(step))
+        waiting = asyncio.create_task(brake.wait_for(task))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        step.set()
+        await waiting
+        assert task.done() and not brake.pulled
+        endless = asyncio.create_task(_until(asyncio.Event()))
+        waiting = asyncio.create_task(brake.wait_for(endless))
+        await asyncio.sleep(0)
+        brake.pull(Fault("disk", "full"))
+        await waiting
+        assert not endless.done(), "it may be needed for closing"
+        endless.cancel()
+
+    asyncio.run(asyncio.wait_for(wait(), 60))
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
