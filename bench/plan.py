@@ -21,9 +21,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
-from holdfast.plan.keys import grade_key
 from holdfast.spec.load import load_eval
 from holdfast.spec.overrides import parse_override
+from holdfast.store.heads import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
 
 if TYPE_CHECKING:
@@ -97,8 +97,10 @@ def write_trial(
     output(
         to_line(Output(key, sample.id, trial, 1, messages, ANSWER, 1, "stop", "whole", usage, timing, DIGEST, row=row))
     )
-    own = grade_key(key, DIGEST, identity.work.slots[0].fingerprint, row=row)
-    grade(to_line(Grade(key, own, sample.id, trial, "number", "number", None, "passed", 1.0, 1.0, "", None, 0.0)))
+    slot = identity.work.slots[0]
+    by, judged = slot.fingerprint, slot.judged(Moment(DIGEST, None, 0.1), row)
+    verdict = "passed", 1.0, 1.0, "", None, 0.0
+    grade(to_line(Grade(key, sample.id, trial, "number", "number", by, None, judged, *verdict)))
 
 
 def spend(repeats: int, *arguments: str, cwd: Path) -> tuple[float, str]:

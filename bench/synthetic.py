@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.canonical import digest
-from holdfast.plan.done import write_done
 from holdfast.plan.identity import identify, new_manifest
-from holdfast.plan.plan import make_plan
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
 from holdfast.store.answers import classify_answer
+from holdfast.store.heads import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
-from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Slot
@@ -72,9 +70,7 @@ def write_run(
     rundir.write_manifest(new_manifest(identity))
     _write_journals(identity, rundir, trials - missing)
     if report:
-        index = rundir.load(repair=True)  # which caches it, as a run does at its end
-        write_done(identity, rundir, index, make_plan(identity.survey, identity.work, index).done)
-        write_report(identity, rundir, index)
+        write_report(identity, rundir, rundir.load(repair=True))
     return rundir
 
 
@@ -119,16 +115,16 @@ def _output(identity, number: int, place: int, rng: random.Random) -> Output:
 
 
 def _grade(output: Output, name: str, slot: Slot, rng: random.Random) -> Grade:
-    key = slot.key(output.key, Moment(output.digest, None, output.timing.seconds), output.row)
     score = float(rng.random() < 0.6) if name == "correct" else round(rng.random(), 2)
     return Grade(
         key=output.key,
-        grade_key=key,
         sample=output.sample,
         trial=1,
         grader=name,
         type="exact" if name == "correct" else "prompt",
+        by=slot.fingerprint,
         turn=None,
+        judged=slot.judged(Moment(output.digest, None, output.timing.seconds), output.row),
         status="passed" if score >= 0.5 else "failed",
         score=score,
         weight=1.0,

@@ -30,9 +30,10 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-
-from holdfast.store.rundir import INDEX, RunDir
 from holdfast.store.trial_table import TABLE
+
+from holdfast.store.index_files import INDEX
+from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns, read_rows
 from holdfast.view.query import parse_query
 from holdfast.view.search import search

@@ -217,7 +217,7 @@ class TestWhatAFunctionCarries:
     def test_a_value_whose_changes_could_go_unnoticed_is_refused(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
-        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Give plain values"):
+        with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Use plain values"):
             evaluate(target=carried)
         assert not (tmp_path / "runs").exists()
 

@@ -90,7 +90,7 @@ class TestGraders:
             load(tmp_path, graders=[{"type": "politeness", "at_least": "two"}])
 
     def test_a_template_is_refused_unless_the_block_reads_it(self, installed: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: graders\[0\].words\[0\]: is no template"):
+        with pytest.raises(ConfigError, match=r"eval.yaml:\d+: graders\[0\].words\[0\]: is not a template"):
             load(tmp_path, graders=[{"type": "politeness", "words": ["{{ word }}"]}])
         row = Sample("a", {"word": "please", "n": 2}, "sha256:0", "here")
         assert Case(row, output_of("x")).fill_in(("{{ word }}!", "{{ n }}")) == ["please!", 2]

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from holdfast.display.choice import display_for_python
+from holdfast.display.displays import display_for_python
 from holdfast.engine.options import WORKER, Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
-from holdfast.export.after_run import export_after_run
+from holdfast.export.live import export_after_run
 from holdfast.export.result import Run
 from holdfast.functions.callables import Callables, capture_block, capture_grader
 from holdfast.spec.document import Document

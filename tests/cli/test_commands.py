@@ -16,7 +16,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli.main import _VERBS
 from holdfast.spec.load import load_eval
-from tests.support.running import HOLDFAST, HOME, environment, holdfast, lines, metrics, run_dir, server, write_eval
+from tests.support.running import HOME, environment, holdfast, lines, metrics, run_dir, server, write_eval
 from tests.support.specs import command, write_spec
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TestManyRuns:
         assert [path for path in again["listed"] if path.startswith("runs")] == ["runs", "runs/e"]
         assert "pydantic" not in again["imported"]
 
-    def test_what_changes_in_a_run_without_a_new_name_is_noticed(self, tmp_path: Path, many_runs: Path) -> None:
+    def test_a_change_inside_a_run_is_noticed(self, tmp_path: Path, many_runs: Path) -> None:
         holdfast("ls", cwd=tmp_path)
         run = many_runs / "copy-00000003"
         (run / "workers" / "w").mkdir(parents=True)
@@ -139,7 +139,7 @@ class TestManyRuns:
 
 
 class TestItself:
-    def test_its_version(self, tmp_path: Path) -> None:
+    def test_version_is_printed(self, tmp_path: Path) -> None:
         assert holdfast("--version", cwd=tmp_path).stdout == f"holdfast {__version__}\n"
 
     @pytest.mark.parametrize("words", [["--version"], ["--help"]])
@@ -343,13 +343,6 @@ class TestEval:
         ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
         assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
 
-    def test_a_gate_that_is_not_met_is_exit_code_one(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=4, gate={"exact": 0.8, "score": 0.4})
-        for _ in range(2):
-            ended = type_in("eval", path)
-            assert ended.code == 1
-            assert "gate not met: exact is 0.5 (minimum 0.8)" in ended.out and "gate not met: score" not in ended.out
-
     def test_fresh_keeps_the_old_run_aside(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=3)
         type_in("eval", path)
@@ -395,16 +388,6 @@ class TestEval:
             len(list((tmp_path / name).glob("e/*/metrics.json"))) for name in ("from-environment", "from-option")
         ] == [1, 1]
 
-    def test_results_are_in_the_datasets_order_with_several_trials(
-        self, type_in: Any, tmp_path: Path, mock: Any
-    ) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=20, trials=3)
-        assert type_in("eval", path).code == 0
-        results = json.loads((run_dir(tmp_path) / "results.json").read_text())["trials"]
-        assert [(entry["sample"], entry["trial"]) for entry in results] == [
-            (f"s{number}", trial) for number in range(20) for trial in (1, 2, 3)
-        ]
-
     def test_the_printed_resume_command_works_as_typed(self, type_in: Any, tmp_path: Path) -> None:
         path = write_eval(tmp_path, "http://127.0.0.1:9/v1", rows=2)
         words = ["eval", str(path), "target.params={stop: ['[/b]', ':smile:']}", "system=it's [bold]x[/bold]"]
@@ -422,7 +405,7 @@ class TestEval:
 
 
 class TestDryRun:
-    def test_it_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
+    def test_dry_run_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
         self, type_in: Any, tmp_path: Path, mock: Any
     ) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=4, trials=2)
@@ -453,14 +436,14 @@ class TestDryRun:
         assert (plan["total"], plan["to_run"], plan["finished"], plan["to_grade"]) == (4, 4, 0, 0)
         assert plan["eval"]["prompt"] == "{{ question }}"
 
-    def test_it_says_what_is_wrong_too(self, type_in: Any, tmp_path: Path) -> None:
+    def test_dry_run_reports_mistakes(self, type_in: Any, tmp_path: Path) -> None:
         ended = type_in("eval", write_spec(tmp_path, prompt="{{ nothing }}"), "--dry-run")
         assert ended.code == 2 and "no sample has a field 'nothing'" in ended.err
 
 
 class TestInit:
     @pytest.mark.parametrize("folder", [None, "new", "deep/er"])
-    def test_it_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
+    def test_init_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
         ended = type_in("init", *([folder] if folder else []))
         assert ended.code == 0
         path = tmp_path / (folder or ".") / "eval.yaml"
@@ -478,7 +461,7 @@ class TestInit:
         assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
 
     @pytest.mark.parametrize("folder", ["file", "file/inner"])
-    def test_a_file_in_place_of_the_runs_directory_is_reported(self, type_in: Any, tmp_path: Path, folder: str) -> None:
+    def test_init_refuses_a_file_in_place_of_a_folder(self, type_in: Any, tmp_path: Path, folder: str) -> None:
         (tmp_path / "file").write_text("mine")
         ended = type_in("init", folder)
         assert ended.code == 2 and "Traceback" not in ended.err and ended.err
@@ -511,7 +494,7 @@ class TestRepair:
         assert type_in("eval", "e.yaml").code == 0 and mock.requests == asked + 1
 
     @pytest.mark.parametrize("place", [".", "nowhere", "e.yaml"])
-    def test_what_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
+    def test_a_folder_that_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
         (tmp_path / "e.yaml").touch()
         ended = type_in("repair", place)
         assert ended.code == 2 and "Traceback" not in ended.err
@@ -519,7 +502,7 @@ class TestRepair:
 
 class TestDisplays:
     @pytest.mark.parametrize("display", ["plain", "json", "none", "rich", None])
-    def test_what_is_no_terminal_gets_no_escape_codes(self, tmp_path: Path, mock: Any, display: str | None) -> None:
+    def test_escape_codes_go_only_to_terminals(self, tmp_path: Path, mock: Any, display: str | None) -> None:
         path = write_eval(tmp_path, mock.base_url, rows=5, gate={"exact": 1})
         words = ["--display", display] if display else []
         done = holdfast("eval", path, *words, cwd=tmp_path, check=1, env={"TERM": "xterm-256color"})
@@ -557,11 +540,3 @@ class TestDisplays:
         assert "the earlier run was archived to" in next(
             event["message"] for event in again if event["event"] == "notice"
         )
-
-
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
-    first = subprocess.Popen([*HOLDFAST, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
-    first.stdout.close()
-    assert b"Traceback" not in first.stderr.read()
-    first.stderr.close()
-    first.wait()

@@ -85,7 +85,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_decides_on_programs_and_connections_is_refused(tmp_path: Path, name: str) -> None:
+def test_variables_that_decide_on_programs_and_connections_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / ".env").write_text(f"A=1\n{name}=./evil\n")
     taken, refusals = take_env_file(tmp_path / ".env", {})
     assert taken == {"A": "1"}

@@ -74,13 +74,6 @@ def test_the_table_fits_the_terminal_and_keeps_ids_status_and_score(runs: Path, 
     assert ("interval" in lines[0]) == (columns >= 80)
 
 
-def test_names_cannot_command_the_terminal(tmp_path: Path, provider: Server) -> None:
-    lab = Lab(tmp_path, provider, rows=rows(2), spec={"name": "a\x1b[31mb"})
-    lab.eval()
-    assert "a\\x1b[31mb" in on_a_terminal("ls", cwd=tmp_path, columns=100)
-    assert listed(tmp_path)[0]["name"] == "a\\x1b[31mb"
-
-
 def test_where_there_are_no_runs_it_says_where_it_looked(tmp_path: Path) -> None:
     assert "no runs in runs" in on_a_terminal("ls", cwd=tmp_path, columns=80)
     assert listed(tmp_path) == []

@@ -157,7 +157,7 @@ class TestConversation:
         both, one = (json.loads(show(sums.run, name, "--json")) for name in ("s1", "s1/2"))
         assert [trial["trial"] for trial in both] == [1, 2] and one == both[1:]
 
-    def test_one_of_several_trials_can_be_chosen(self, sums: Lab) -> None:
+    def test_show_can_choose_one_of_several_trials(self, sums: Lab) -> None:
         assert show(sums.run, "s1").count("correct  0.000") == 2
         assert show(sums.run, "s1/2").startswith("s1 #2 of 2  ✗ failed")
 
@@ -229,24 +229,6 @@ class TestTerminal:
             assert max(map(len, lines)) <= columns
             rules = [line for line in lines if re.search("─{3,}$|━{3,}$", line)]
             assert rules and all(len(line) == columns for line in rules)
-
-    @pytest.mark.parametrize("where", ["terminal", "pipe"])
-    def test_what_models_and_datasets_say_cannot_command_the_terminal(
-        self, tmp_path: Path, provider: Server, where: str
-    ) -> None:
-        row: dict[str, Any] = {"id": "a\x1b[31m", "question": HOSTILE, "expected": HOSTILE + "!", HOSTILE: HOSTILE}
-        lab = Lab(tmp_path, provider, rows=[row], spec={"system": "{{ question }}"})
-        ended = lab.eval()
-        assert "\x1b" not in ended.out and SPELT in ended.out
-        for arguments in ([], ["--failed"], ["a"]):
-            raw = (
-                on_a_terminal("show", ended.run, *arguments, cwd=tmp_path, columns=80, LINES="500")
-                if where == "terminal"
-                else show(ended.run, *arguments)
-            )
-            plain = re.sub(r"\x1b\[[0-9;]*m", "", raw)
-            assert "owned" in plain and not re.search("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e]", plain), raw
-            assert SPELT in plain.replace("\r\n", "").replace("\n", "").replace(" ", "")
 
     def test_long_output_goes_through_the_pager_and_short_output_does_not(self, sums: Lab, shop: Path) -> None:
         pager: dict[str, Any] = {"PAGER": "sed s/^/paged:/"}

@@ -22,6 +22,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, find_line_starts, read_hub, read_rows
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import pending_trials
+from holdfast.store.index import RunIndex
 from tests.support.running import ROOT, environment, holdfast
 from tests.support.specs import load, who, write_rows, write_spec
 
@@ -481,10 +482,8 @@ class TestADatasetThatChangesUnderARun:
         write_rows(tmp_path / "d.jsonl", ROWS)
         identity = who(tmp_path, samples=None, dataset={"path": "d.jsonl"}, prompt="{{ q }}", graders=None)
         write_rows(tmp_path / "d.jsonl", after)
-        from holdfast.store.index import Index
-
         with pytest.raises(Fault, match="the dataset changed") as caught:
-            list(pending_trials(identity.dataset, identity.survey, identity.work, Index()))
+            list(pending_trials(identity.dataset, identity.survey, identity.work, RunIndex(lambda _: ())))
         assert caught.value.kind == "dataset_changed" and where in str(caught.value)
 
     @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ import holdfast
 from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
-from holdfast.plan.keys import grade_key
 from holdfast.report.run_view import RunView
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.template import RENDER_ERRORS, Expression, expression
-from holdfast.store.records import Grade, to_line
 from holdfast.store.rundir import RunDir
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, run_dir, write_eval
@@ -191,58 +189,6 @@ def test_a_new_grader_of_some_rows_leaves_the_others_finished(tmp_path: Path) ->
     assert plan(NOT_D, LONG) == (3, 1, 0)
     assert plan(NOT_D, HARD, do=True) == (2, 2, 0)
     assert plan(HARD) == (4, 0, 0)
-
-
-class TestRunsFromBefore:
-    """When a grader still wrote a line for each row that it did not look at."""
-
-    @pytest.fixture
-    def run(self, evaluate: Any) -> Any:
-        run = evaluate(HARD, LONG, NOT_D)
-        manifest = RunDir(run.path).read_manifest()
-        fingerprints = manifest.fingerprints.graders
-        with (run.path / "grades.jsonl").open("ab") as file:
-            for output in run.outputs():
-                for name, seen in SEEN.items():
-                    if output["sample"] not in seen:
-                        key = grade_key(output["key"], output["digest"], fingerprints[name])
-                        file.write(to_line(skipped(output, key, name)))
-        assert len(lines(run.path / "grades.jsonl")) == 12
-        return run
-
-    def test_they_say_the_same_and_nothing_is_done(self, run: Any, evaluate: Any) -> None:
-        make_report_again(run)
-        again = evaluate(HARD, LONG, NOT_D)
-        assert without_time(again.metrics) == without_time(run.metrics)
-        assert len(lines(run.path / "grades.jsonl")) == 12
-
-    def test_exports_leave_these_lines_out(self, run: Any) -> None:
-        trials = {trial.output.sample: trial for trial in RunView(RunDir(run.path)).trials()}
-        assert {name: {g.grader: g.status for g in trial.grades} for name, trial in trials.items()} == statuses_of(run)
-        assert {name: trial.status for name, trial in trials.items()} == {
-            entry["sample"]: entry["status"] for entry in run.results()
-        }
-
-
-def skipped(output: Any, key: Any, name: Any) -> Any:
-    feedback = "does not apply to this row"
-    return Grade(
-        output["key"],
-        key,
-        output["sample"],
-        1,
-        name,
-        "text",
-        None,
-        "skipped",
-        None,
-        1.0,
-        feedback,
-        None,
-        0.0,
-        None,
-        1.0,
-    )
 
 
 def test_a_run_is_exported_alike_when_its_rows_are_gone(tmp_path: Path) -> None:

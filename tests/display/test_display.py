@@ -13,15 +13,14 @@ import pytest
 from rich.console import Console
 
 import holdfast
+from holdfast.display.displays import Events, LiveDisplay, Plain, Quiet, _render
 from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
 from holdfast.display.grid import Column, fit_table, print_list
-from holdfast.display.live import LiveDisplay, _render
-from holdfast.display.text import Events, Plain, Quiet
 from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.store.index import Spent
 from holdfast.store.records import ErrorRecord, Grade, Usage
+from holdfast.store.spent import Spent
 from tests.support.running import holdfast as run_command
 from tests.support.running import on_a_terminal, server, write_eval
 from tests.support.specs import output_of, write_spec
@@ -55,7 +54,7 @@ def error(**fields: Any) -> Any:
     return ErrorRecord(**{**plain, **fields})
 
 
-GRADE = Grade("k", "g", "s1", 2, "exact", "exact", None, "failed", 0.0, 1.0, "why", None, 0.0)
+GRADE = Grade("k", "s1", 2, "exact", "exact", "g", None, "d", "failed", 0.0, 1.0, "why", None, 0.0)
 
 
 class TestNumbers:
@@ -136,7 +135,7 @@ class TestProgress:
         state.graded += 180
         assert state.eta == pytest.approx((200 - 125) / 5)
 
-    def test_what_this_process_does_not_do_or_gave_up_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_work_of_others_and_failed_trials_are_not_in_the_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
         monkeypatch.setattr("holdfast.plan.progress.time.monotonic", lambda: now[0])
         only_outputs, only_grades = progress(grades=False), progress(generates=False, outputs=100, graded=0)
@@ -254,7 +253,7 @@ class TestPlans:
 
 
 class TestPlain:
-    def test_it_begins_with_what_is_to_be_done(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plain_begins_with_the_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         Plain().begin("gsm8k", "gpt-4o", "runs/x", plan())
         assert capsys.readouterr().err.splitlines() == ["gsm8k · gpt-4o · runs/x", str(plan())]
 
@@ -262,7 +261,7 @@ class TestPlain:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.display.displays.time.monotonic", lambda: now[0])
         display = Plain()
         spoken = []
         for _ in range(300):
@@ -278,11 +277,11 @@ class TestPlain:
             assert part in line
         assert "retried: server 3" in line
 
-    def test_what_is_not_known_yet_is_left_out(
+    def test_plain_leaves_out_unknown_numbers(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr("holdfast.display.text.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("holdfast.display.displays.time.monotonic", lambda: now[0])
         display = Plain()
         now[0] += 60
         display.tick(Progress(plan(), Spent(), outputs=0, graded=0, graders={"exact": GraderProgress()}))
@@ -363,13 +362,13 @@ def drawn(state: Any, width: int = 100, cell: SuiteCell | None = None) -> Any:
 
 
 class TestLive:
-    def test_it_shows_progress_score_tokens_and_cost(self) -> None:
+    def test_live_shows_progress_score_tokens_and_cost(self) -> None:
         text = drawn(progress(graders={"exact": GraderProgress(4, 4, 3.0)}, in_flight=7, limit=64))
         for part in ("75/200 outputs", "exact 0.750 (4)", "70/200 graded", "12,345 tokens", "$0.0123", "7 of 64 in"):
             assert part in text
         assert not any(word in text for word in ("left", "retried", "failed", "waiting"))
 
-    def test_it_shows_what_is_retried_apart_from_what_failed_and_whose_grades_did(self) -> None:
+    def test_live_shows_retries_apart_from_failed_trials_and_grades(self) -> None:
         state = progress(retried=Counter(rate_limit=12, timeout=3), given_up=2, failed_grades=Counter(judge=5))
         for _ in range(4):
             state.wait("target", limited=False)
@@ -377,13 +376,13 @@ class TestLive:
         assert "retried: rate_limit 12, timeout 3 (4 waiting)" in text
         assert "failed: 2 trials" in text and "failed grades: judge 5" in text
 
-    def test_it_shows_the_place_in_a_suite_and_the_progress_of_all_of_it(self) -> None:
+    def test_live_shows_the_place_in_a_suite_and_the_progress_of_the_suite(self) -> None:
         cell = SuiteCell(number=2, cells=6, eval="mmlu", target="model-a", done=1_000, trials=5_000)
         text = drawn(progress(), cell=cell)
         assert "1,070/5,000 suite · 2/6 mmlu · model-a" in text and "75/200 outputs" in text
         assert all(len(line) <= 40 for line in drawn(progress(), 40, cell).splitlines())
 
-    def test_it_shows_the_reasons_of_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_live_shows_the_reasons_of_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
         display.begin("e", "t", "p", plan())
         for number in range(5):
@@ -398,10 +397,10 @@ class TestLive:
         assert "16 in flight, limit lowered to 12" in drawn(progress(in_flight=16, limit=12))
 
     @pytest.mark.parametrize("width", [20, 40, 200])
-    def test_it_fits_every_width(self, width: int) -> None:
+    def test_live_fits_every_width(self, width: int) -> None:
         assert all(len(line) <= width for line in drawn(progress(), width).splitlines())
 
-    def test_it_begins_ends_and_ends_again_without_a_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_live_begins_and_ends_twice_without_a_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         display = LiveDisplay()
         display.tick(progress())
         display.begin("e", "[bold]t[/bold]", "p", plan())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.report.paired import paired_difference
+from holdfast.report.stats import paired_difference
 from tests.support.lab import Lab, rows
 from tests.support.lazy import LazyModule
 from tests.support.running import Server, lines, metrics, module_server, server

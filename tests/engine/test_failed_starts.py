@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.display.text import Quiet
+from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError

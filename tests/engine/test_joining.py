@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.data import readers
-from holdfast.display.text import Quiet
+from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.session import Worker
 from holdfast.engine.worker import SharedRun, finish_run, prepare, run_worker
@@ -87,7 +87,8 @@ def test_a_worker_finds_its_rows_if_not_every_line_is_a_sample(tmp_path: Path) -
 
 def keys_of(identity: RunIdentity) -> list[str]:
     """Return the keys of all trials."""
-    return [key for _, key in identity.work.keys(identity.survey)]
+    work, survey = identity.work, identity.survey
+    return [work.key_at(survey, number) for number in work.numbers(survey)]
 
 
 def write_outputs(rundir: RunDir, keys: list[str]) -> None:

@@ -13,12 +13,12 @@ from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress
 from holdfast.report.failures import Alike
-from holdfast.report.summary import facts, with_raised_limit
+from holdfast.report.table import facts, with_raised_limit
 from holdfast.spec.eval_schema import Limits
 from holdfast.store.answers import Answers
-from holdfast.store.index import Spent
 from holdfast.store.metrics import Metrics, RunTiming
 from holdfast.store.records import NO_USAGE, Usage
+from holdfast.store.spent import Spent
 from tests.support.running import holdfast, run_dir, server, start, wait_for, write_eval
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from holdfast.canonical import digest
 from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.errors import RestartTrial, Uncertain
-from holdfast.store.index import cut_off_calls
+from holdfast.store.calls import cut_off_calls
 from holdfast.store.records import NO_USAGE, Usage, call_id
 from holdfast.targets.types import Reading
 
@@ -78,7 +78,7 @@ class Process:
         self.on_disk_at_start = self.calls_on_disk()
 
     def since_restart(self) -> list[Step]:
-        """The records that count, as `store.index` reads them."""
+        """The records that count, as `store.calls` reads them."""
         counted: list[Step] = []
         for step in self.disk:
             if step.kind == "restart":

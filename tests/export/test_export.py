@@ -206,7 +206,7 @@ class TestNat:
             assert body["average_score"] == pytest.approx(metrics(finished.run)["metrics"][name]["score"])
             assert {item["error"] for item in body["eval_output_items"]} == {None}
 
-    def test_one_trial_keeps_the_samples_ids(self, tmp_path: Path, provider: Server) -> None:
+    def test_nat_keeps_sample_ids_if_there_is_one_trial(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider)
         workflow = json.loads((export(lab, "nat", lab.eval().run) / "workflow_output.json").read_text())
         assert [row["id"] for row in workflow] == [row["id"] for row in lab.rows]
@@ -238,7 +238,7 @@ class TestNat:
         for name in files - {"workflow_output.json"}:
             assert len(json.loads((folder / name).read_text())["eval_output_items"]) == len(lab.rows)
 
-    def test_what_an_earlier_export_left_is_removed_and_other_files_stay(
+    def test_files_of_an_earlier_export_are_removed_and_other_files_stay(
         self, tmp_path: Path, provider: Server
     ) -> None:
         lab = Lab(tmp_path, provider)
@@ -325,7 +325,7 @@ def grade(output, sample):
 
 
 def test_no_export_gives_a_score_to_what_has_none(tmp_path: Path, provider: Server) -> None:
-    """s0 is graded, the grader of s1 fails and that of s2 skips, and s3 has no output."""
+    """s0 is graded, the grader fails on s1 and skips s2, and s3 has no output."""
     (tmp_path / "g.py").write_text(UNSURE)
     target = "def reply(prompt, context):\n    if context.sample_id == 's3': raise OSError('away')\n    return prompt\n"
     (tmp_path / "agent.py").write_text(target)
@@ -432,7 +432,7 @@ class TestNatWhileItRuns:
         assert rows == json.loads((tmp_path / "nat" / "workflow_output.json").read_text())
         assert (tmp_path / "nat" / "correct_output.json").exists()
 
-    def test_what_was_reused_is_there_too(self, tmp_path: Path, provider: Server) -> None:
+    def test_reused_outputs_are_exported_too(self, tmp_path: Path, provider: Server) -> None:
         lab = self.lab(tmp_path, provider)
         lab.eval()
         for more in (0, 2):
@@ -507,7 +507,7 @@ class TestNatWhileItRuns:
 
 
 class TestNatMirror:
-    """The thread itself, where what goes wrong has to go wrong at a given moment."""
+    """Run the thread itself, so that a failure happens at a given moment."""
 
     def mirror(self, lab: Lab, run: Path, notices: list[str]) -> NatMirror:
         identity = identify(load_eval(lab.eval_file))

@@ -225,7 +225,7 @@ class TestAnyEval:
         holdfast("export", run, "--to", "lm-eval", cwd=lab.folder)
         return read_files(run / "export" / "lm-eval")
 
-    def test_it_is_one_task_whose_metrics_are_the_graders(self, lab: Lab) -> None:
+    def test_an_eval_is_one_task_whose_metrics_are_the_graders(self, lab: Lab) -> None:
         lab.spec |= {"name": "my/eval", "trials": 2, "metadata": {"version": 3}, "system": "Be brief."}
         lab.spec["target"]["params"] = {"max_tokens": 9, "temperature": 0}
         run = lab.eval().run

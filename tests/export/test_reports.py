@@ -144,7 +144,7 @@ class TestJunit:
         values = {item.get("name"): item.get("value") for item in suite.iter("property")}
         assert float(str(values["even.low"])) == metrics(run)["metrics"]["even"]["low"]
 
-    def test_what_is_pending_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_pending_trial_is_an_error_with_its_cause(self, tmp_path: Path, provider: Server) -> None:
         lab = Lab(tmp_path, provider, spec={"target": {"python": "agent.py:reply"}, "limits": {"retries": 0}})
         (tmp_path / "agent.py").write_text(
             "def reply(prompt):\n    if '3' in prompt: raise ValueError('no idea')\n    return prompt\n"
@@ -301,7 +301,7 @@ def trial(draw: Any) -> GradedTrial | Pending:
     messages = [{"role": draw(anything), "content": text, "tool_calls": [{"function": {"name": text}}, text]}]
     output = Output("k", name, 1, 1, messages, text, 1, text, "whole", Usage(), Timing(0, 1), "d")
     status = draw(st.sampled_from(["passed", "failed", "error", "skipped"]))
-    grade = Grade("k", "g", name, 1, draw(anything), "text", None, status, None, 1, feedback, None, 0)
+    grade = Grade("k", name, 1, draw(anything), "text", "g", None, "d", status, None, 1, feedback, None, 0)
     return GradedTrial({text: {"deep": feedback}}, output, [grade], status, None, Panel((0,)))
 
 

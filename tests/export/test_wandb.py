@@ -152,7 +152,7 @@ class TestLogin:
         login = detect()
         assert (login.api_key, login.source, login.project, login.entity) == (None, None, None, None)
 
-    def test_what_wandb_login_and_wandb_init_leave_is_found(self, tmp_path: Path) -> None:
+    def test_settings_of_wandb_login_and_wandb_init_are_found(self, tmp_path: Path) -> None:
         wrote = (
             "from wandb.sdk.lib.wbauth import write_netrc_auth\n"
             f"write_netrc_auth(host='https://api.wandb.ai', api_key={KEY!r})\n"

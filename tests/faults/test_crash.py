@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from holdfast.store.index_cache import IndexCache
+from holdfast.store.index_files import journals_size
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import (
     assert_each_once,
@@ -268,16 +268,16 @@ def test_a_run_with_a_cached_index_killed_again_and_again_ends_like_one_without(
     assert_same_numbers(run, calm)
 
 
-def test_a_run_that_ends_with_errors_leaves_a_cached_index(tmp_path: Path, provider: Server) -> None:
+def test_a_run_that_ends_with_errors_leaves_a_published_index(tmp_path: Path, provider: Server) -> None:
     keys: dict[str, Any] = {"rows": 40, "limits": {"concurrency": CONCURRENCY, "retries": 0}}
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
     cached = {"HOLDFAST_INDEX_BYTES": "1"}
     provider.control(fail={"500": 0.3})
     holdfast("eval", eval_file, cwd=tmp_path, env=cached, check=3)
     rundir = RunDir(run_dir(tmp_path))
-    reader = IndexCache(rundir).load(durable=False)
-    assert reader is not None and reader.new_bytes == 0
-    assert dict(reader.index.outputs) == dict(rundir.load(repair=False, verify=True).outputs)
+    index = rundir.load(repair=False)
+    assert index.published is not None and index.published_bytes == journals_size(rundir)
+    assert dict(index.all_outputs()) == dict(rundir.load(repair=False, verify=True).all_outputs())
     provider.control(fail={})
     holdfast("eval", eval_file, cwd=tmp_path, env=cached)
     assert_each_once(rundir.path, 40)

@@ -275,7 +275,7 @@ def assert_all_there(run: Path) -> None:
     """Every sample has one output and one verdict; a verdict whose output was damaged may stand there twice."""
     assert sorted(record["sample"] for record in kept(run)) == sorted(f"s{number}" for number in range(ROWS))
     assert len(kept(run, "grades")) >= ROWS
-    assert len({record["grade_key"] for record in kept(run, "grades")}) == ROWS
+    assert len({(record["key"], record["by"]) for record in kept(run, "grades")}) == ROWS
 
 
 @pytest.fixture

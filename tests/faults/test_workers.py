@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault, RunBeingFinished
+from holdfast.store.calls import read_steps
 from holdfast.store.claims import Claims, Round, begin_round, cut
-from holdfast.store.index import read_output, read_steps
+from holdfast.store.heads import read_output
 from holdfast.store.lease import RunLease
-from holdfast.store.lines import read_blocks, scan
+from holdfast.store.lines import read_blocks
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line
 from holdfast.store.run_lock import finish, join, worker_lease
 from holdfast.store.rundir import RunDir
-from holdfast.store.tail import Follower
 from tests.faults.test_two_processes import end, is_stopped
 from tests.support.breaking import (
     assert_each_once,
@@ -37,13 +37,8 @@ from tests.support.breaking import (
     whole_outputs,
     worker,
 )
-from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
+from tests.support.running import Server, holdfast, lines, outputs_in, run_dir, start, verdicts_in, wait_for, write_eval
 from tests.support.specs import output_of, write_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from holdfast.store.lines import Line
 
 ROWS = 120
 CONCURRENCY = 4
@@ -497,18 +492,19 @@ class TestTwice:
             folder.mkdir(parents=True)
             started = 20.0 if name == late else 10.0
             (folder / "outputs.jsonl").write_bytes(to_line(output_of(name, key="k", timing=Timing(started, 1.0))))
-        assert read_output(RunDir(tmp_path).load(repair=False).outputs["k"]).output == late
-        assert read_output(RunDir(tmp_path).load(repair=True).outputs["k"]).output == late
+        for repair in (False, True):
+            (ref,) = outputs_in(RunDir(tmp_path).load(repair=repair)).values()
+            assert read_output(ref).output == late
 
     @pytest.mark.parametrize("places", [("", "workers/a"), ("workers/a", ""), ("workers/b", "workers/a")])
     def test_the_latest_verdict_counts(self, tmp_path: Path, places: tuple[str, str]) -> None:
         for number, place in enumerate(places):
             grade = Grade(
-                "k", "g", "s", 1, "x", "x", None, "passed", number / 2, 1.0, "", None, 0.0, None, 10.0 + number
+                "k", "s", 1, "x", "x", "g", None, "d", "passed", number / 2, 1.0, "", None, 0.0, None, 10.0 + number
             )
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
             (tmp_path / place / "grades.jsonl").write_bytes(to_line(grade))
-        assert RunDir(tmp_path).load(repair=False).verdicts["g"].score == 0.5
+        assert RunDir(tmp_path).load(repair=False).verdicts("k")["g", None, "d"].score == 0.5
 
     def test_a_conversation_continues_in_the_order_of_its_calls_of_all_workers(self, tmp_path: Path) -> None:
         for name, times in {"a": (2.0, 4.0), "b": (1.0, 3.0)}.items():
@@ -516,16 +512,12 @@ class TestTwice:
             folder.mkdir(parents=True)
             calls = [Step("k", "s", 1, 1, "turn", "r", 1, time, Usage(), time, 0.5) for time in times]
             (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, calls)))
-        places = RunDir(tmp_path).load(repair=False).steps["k"]
+        places = RunDir(tmp_path).load(repair=False).steps("k")
         assert [call.response for call in read_steps(places)] == [1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("start", range(7))
-@pytest.mark.parametrize("at_once", [1, 10_000])
-def test_following_others_line_by_line_ends_where_reading_everything_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, at_once: int
-) -> None:
-    monkeypatch.setattr("holdfast.store.tail._MOST", at_once)
+def test_following_others_line_by_line_ends_where_reading_everything_does(tmp_path: Path, start: int) -> None:
     folder = tmp_path / "workers" / "a"
     folder.mkdir(parents=True)
     used = Usage(3, 4, 1, 0.5)
@@ -535,49 +527,31 @@ def test_following_others_line_by_line_ends_where_reading_everything_does(
         ("steps", Step("k", "s", 1, 2, "turn", "r", 1, "", used, 3.0, 0.5)),
         ("errors", ErrorRecord("k", "s", 1, 1, "target", "server", "", 500, 4.0, 0.5, False)),
         ("outputs", output_of("x", key="k", usage=Usage(6, 8, 2, 1.0))),
-        ("grades", Grade("k", "g", "s", 1, "x", "x", None, "passed", 1.0, 1.0, "", None, 0.0, used, 5.0)),
+        ("grades", Grade("k", "s", 1, "x", "x", "g", None, "d", "passed", 1.0, 1.0, "", None, 0.0, used, 5.0)),
     ]
     for name, record in records[:start]:
         with (folder / f"{name}.jsonl").open("ab") as file:
             file.write(to_line(record))  # type: ignore[arg-type]
-    reader = RunDir(tmp_path).read_index()
-    index, follower = reader.index, Follower(RunDir(tmp_path), reader)
+    index = RunDir(tmp_path).load(repair=False)
     for name, record in records[start:]:
         line = to_line(record)  # type: ignore[arg-type]
-        before = (index.spent.tokens, len(index.outputs), len(index.verdicts))
+        before = (index.spent().tokens, outputs_in(index), verdicts_in(index))
         for part in (line[:-9], line[-9:]):
-            follower.refresh()
-            assert (index.spent.tokens, len(index.outputs), len(index.verdicts)) == before, "half a line does not count"
+            index.read()
+            assert (index.spent().tokens, outputs_in(index), verdicts_in(index)) == before, "half a line does not count"
             with (folder / f"{name}.jsonl").open("ab") as file:
                 file.write(part)
-        follower.refresh()
+        index.read()
     whole = RunDir(tmp_path).load(repair=False)
-    assert (index.outputs, index.verdicts, index.attempts) == (whole.outputs, whole.verdicts, whole.attempts)
-    assert index.steps == whole.steps, "the calls of finished conversations are forgotten"
+    assert (outputs_in(index), verdicts_in(index), index.attempts) == (
+        outputs_in(whole),
+        verdicts_in(whole),
+        whole.attempts,
+    )
+    assert index.begun() == whole.begun() and index.steps("other") == whole.steps("other")
     counts = ("tokens", "requests", "cost", "unpriced", "unmetered")
-    assert [getattr(index.spent, name) for name in counts] == [getattr(whole.spent, name) for name in counts]
-    assert whole.spent.tokens == (6 + 8) + 2 * (3 + 4), "the output, the call of the other trial, and the judge"
-
-
-@pytest.mark.parametrize(("most", "passes"), [(10_000, 1), (2, 2)])
-def test_journals_are_looked_at_again_only_if_they_had_too_many_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, passes: int
-) -> None:
-    journal = tmp_path / "workers" / "a" / "outputs.jsonl"
-    journal.parent.mkdir(parents=True)
-    reader = RunDir(tmp_path).read_index()
-    journal.write_bytes(b"".join(to_line(output_of("x", key=f"k{number}")) for number in range(3)))
-    scanned: list[Path] = []
-
-    def note_and_scan(path: Path, start: int = 0) -> Iterator[Line]:
-        scanned.append(path)
-        return scan(path, start)
-
-    monkeypatch.setattr("holdfast.store.tail.scan", note_and_scan)
-    monkeypatch.setattr("holdfast.store.tail._MOST", most)
-    Follower(RunDir(tmp_path), reader).refresh()
-    assert len(reader.index.outputs) == 3
-    assert scanned.count(journal) == passes
+    assert [getattr(index.spent(), name) for name in counts] == [getattr(whole.spent(), name) for name in counts]
+    assert whole.spent().tokens == (6 + 8) + 2 * (3 + 4), "the output, the call of the other trial, and the judge"
 
 
 def test_a_worker_joins_a_large_run_from_its_cached_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,10 +571,9 @@ def test_a_worker_joins_a_large_run_from_its_cached_index(tmp_path: Path, monkey
         return read_blocks(path, start, stop)
 
     monkeypatch.setattr("holdfast.store.index.read_blocks", read)
-    reader = RunDir(tmp_path).read_index()
-    assert sorted(reader.index.outputs) == ["k0", "k1", "new"]
-    assert starts == [journals[0].stat().st_size, cached], "what the cache covers is not read again"
-    assert Follower(RunDir(tmp_path), reader).read() == []
+    index = RunDir(tmp_path).load(repair=False)
+    assert sorted(key for key, _ in index.all_outputs()) == ["k0", "k1", "new"]
+    assert starts == [cached], "what the published index covers is not read again"
 
 
 class TestClaims:

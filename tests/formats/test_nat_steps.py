@@ -165,7 +165,9 @@ def test_calls_of_which_nothing_was_recorded_have_no_tokens() -> None:
     tool = {"role": "tool", "tool_call_id": "c1", "content": "49"}
     asking = {"role": "assistant", "content": "", "tool_calls": [call("c1", "power", number=7)]}
     messages = [{"role": "user", "content": "?"}, asking, tool, {"role": "assistant", "content": "49"}]
-    output = output_of("49", messages=messages, usage=Usage(50, 5, 2), marks=[Mark(4, "sha256:d")])
+    output = output_of(
+        "49", messages=messages, usage=Usage(50, 5, 2), marks=[Mark(4, "sha256:d", Usage(50, 5, 2), 1.0)]
+    )
     payloads = [one["payload"] for one in nat_steps(output, [], None, ENDS)]
     assert [(one["event_type"], one["name"]) for one in payloads] == [
         ("LLM_END", None),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.display.text import Quiet
+from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.display.text import Plain
+from holdfast.display.displays import Plain
 from holdfast.display.types import Display
 from holdfast.errors import UsageError
 from tests.support.running import environment

@@ -28,7 +28,7 @@ from holdfast.errors import AttemptError, ConfigError
 from holdfast.graders import sandbox
 from holdfast.graders.build import build_graders
 from holdfast.graders.sandbox import Isolation, isolation
-from holdfast.store.index import Index
+from holdfast.store.index import RunIndex
 from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, start, wait_for
 from tests.support.specs import grade, identities, load, write_spec
 
@@ -520,7 +520,7 @@ def test_users_are_warned_if_no_isolation_works(tmp_path: Path) -> None:
     notices = []
     grader = type("G", (), {"caveat": Isolation().caveat, "check": None, "block": None})()
     work = type("W", (), {"slots": ()})()
-    Grading([grader, grader], work, Index(), None, None, 1, notices.append)  # type: ignore[arg-type]
+    Grading([grader, grader], work, RunIndex(lambda _: ()), None, None, 1, notices.append)  # type: ignore[arg-type]
     assert notices == [Isolation().caveat]
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.plan.keys import grade_key
 from holdfast.plan.plan import Slot
-from holdfast.store.refs import Moment
+from holdfast.store.heads import Moment
 from tests.support.running import lines
 
 if TYPE_CHECKING:
@@ -155,6 +154,6 @@ moments = st.builds(Moment, st.sampled_from(["d1", "d2"]), st.sampled_from([None
 def test_a_key_covers_what_its_grader_reads_and_no_more(one: Any, other: Any, measures: Any) -> None:
     slot = Slot("f", None, False, None, measures)
     same = one.digest == other.digest and all(getattr(one, name) == getattr(other, name) for name in measures)
-    assert (slot.key("k", one, None) == slot.key("k", other, None)) == same
+    assert (slot.judged(one, None) == slot.judged(other, None)) == same
     if not measures:
-        assert slot.key("k", one, None) == grade_key("k", one.digest, "f")
+        assert slot.judged(one, None) == one.digest

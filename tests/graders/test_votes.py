@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.errors import ConfigError
 from holdfast.plan.votes import combine_scores, combine_votes
-from holdfast.report.agreement import AgreementTally
+from holdfast.report.tally import AgreementTally
 from holdfast.report.verdicts import Judged
-from holdfast.store.refs import VerdictRef
+from holdfast.store.heads import VerdictRef
 from tests.support.judges import Judges, Refuse, judges
 from tests.support.running import holdfast as run_command
 from tests.support.running import lines, start
@@ -68,7 +68,7 @@ class TestPanels:
         assert agreement is not None and agreement.equal == 0 and agreement.outputs == 2
         grades = lines(run.path / "grades.jsonl")
         assert Counter(grade["grader"] for grade in grades) == {"panel/a": 2, "panel/b": 2, "panel/c": 2}
-        assert len({grade["grade_key"] for grade in grades}) == 6
+        assert len({(grade["key"], grade["by"]) for grade in grades}) == 6
 
     def test_a_judge_of_a_panel_may_have_its_own_server_and_parameters(self) -> None:
         with judges(vote) as served, judges(vote) as other:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from holdfast.canonical import canonical, digest
 from holdfast.data.dataset import Dataset
-from holdfast.plan.keys import generation_key, grade_key, run_id
+from holdfast.plan.keys import generation_key, run_id
 from holdfast.spec.document import Document
 from holdfast.spec.load import build_eval
 from holdfast.spec.template import normal_form, template
-from holdfast.store.refs import Moment
+from holdfast.store.heads import Moment
 from holdfast.targets.build import target_identity
 from tests.support.specs import EVAL, ROWS, load, who, write_rows
 
@@ -98,12 +98,6 @@ class TestKeyFunctions:
         keys = {generation_key(digest(row), trial, digest(work)) for row, trial, work in (one, other)}
         assert len(keys) == 2
 
-    @given(
-        *[st.tuples(*[st.sampled_from("xy")] * 3, st.none() | st.integers(1, 2), st.sampled_from(["x", "y", None]))] * 2
-    )
-    def test_a_grade_key_tells_generation_output_grader_turn_and_row_apart(self, one: Any, other: Any) -> None:
-        assert (grade_key(*one) == grade_key(*other)) == (one == other)
-
     @given(st.text(), values, st.text(), values)
     def test_a_run_id_is_eight_hex_digits_of_name_and_parts(
         self, name: Any, parts: Any, other_name: Any, other_parts: Any
@@ -121,11 +115,11 @@ def generation_keys(identity: Any) -> Any:
     ]
 
 
-def grade_keys(identity: Any) -> Any:
-    """Return the keys of all verdicts on one output, row by row."""
+def verdict_keys(identity: Any) -> Any:
+    """Return what the verdicts on one output are found by, row by row."""
     moment = Moment(digest("an output"), None, 1.0)
     return [
-        slot.key(identity.work.key(sample.asked, 1), moment, sample.row)
+        (identity.work.key(sample.asked, 1), slot.fingerprint, slot.turn, slot.judged(moment, sample.row))
         for sample in identity.dataset
         for slot in identity.work.slots
     ]
@@ -199,7 +193,7 @@ class TestWhatAGenerationKeyReactsTo:
     ) -> None:
         folder = tmp_path_factory.getbasetemp() / "rows"
         keys = [
-            grade_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
+            verdict_keys(who(folder, samples=[row], prompt="hello", graders=[{"type": "exact", "expected": "x"}]))
             for row in (one, dict(reversed(one.items())), other)
         ]
         assert keys[0] == keys[1]
@@ -227,7 +221,7 @@ class TestKeysOfOneRow:
         def keys(rows: Any) -> Any:
             named = [{"id": str(number), **row} for number, row in enumerate(rows)]
             identity = who(folder, samples=named, prompt="hello", graders=graders, target=target)
-            return list(zip(generation_keys(identity), *([iter(grade_keys(identity))] * 2), strict=True))
+            return list(zip(generation_keys(identity), *([iter(verdict_keys(identity))] * 2), strict=True))
 
         assert keys([*some, *more])[: len(some)] == keys(some)
 
@@ -263,7 +257,7 @@ class TestWhatNoKeyReactsTo:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-something-else")
         assert who(tmp_path / "changed").id == base.id
 
-    def test_the_judges_address_is_in_no_grade_key_but_its_model_and_rubric_are(self, tmp_path: Path) -> None:
+    def test_the_judges_address_is_in_no_fingerprint_but_its_model_and_rubric_are(self, tmp_path: Path) -> None:
         judge = {"type": "prompt", "rubric": "good?", "model": "judge", "base_url": "http://a/v1"}
 
         def fingerprint(name: Any, **change: Any) -> Any:
@@ -397,7 +391,7 @@ class TestPythonCodeInKeys:
         (agent / "agent.py").write_text("raise SystemExit('imported')\n" + AGENT)
         assert who(agent, target=PYTHON).id
 
-    def test_a_python_graders_source_is_in_its_grade_key_alone(self, agent: Any) -> None:
+    def test_a_python_graders_source_is_only_in_its_own_fingerprint(self, agent: Any) -> None:
         graders = [{"type": "python", "function": "helper.py:clean"}, {"type": "exact"}]
         before = who(agent, graders=graders)
         (agent / "helper.py").write_text("def clean(output):\n    return True\n")

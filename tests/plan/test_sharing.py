@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.report.run_view import RunView
+from holdfast.store.index_files import journals_size
 from holdfast.store.lines import scan, seal
 from holdfast.store.rundir import RunDir
 from holdfast.store.shared import end_of, journal_size, share, unseal
 from tests.support.breaking import holdfast_with_faults, metrics_bytes, needs_root, needs_strace, numbers
-from tests.support.running import holdfast, lines, metrics, start, wait_for
+from tests.support.running import holdfast, lines, metrics, outputs_in, start, verdicts_in, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
 
 ROWS = 140
 """few and long: their journals are large enough to be lent, and little else takes time"""
@@ -78,7 +79,7 @@ class Folder:
         return [manifest.parent for manifest in sorted(manifests, key=lambda file: file.stat().st_mtime)]
 
 
-@pytest.fixture(scope="module", params=[None, "1000000"], ids=["index read", "index cached"])
+@pytest.fixture(scope="module", params=[None, "1000000"], ids=["index read", "index published"])
 def finished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder of an eval that has run."""
     with pytest.MonkeyPatch.context() as patch:
@@ -269,17 +270,17 @@ def test_a_damaged_line_is_done_again_and_left_to_its_owner(folder: Folder) -> N
     assert "a damaged line" in holdfast("repair", lender, cwd=folder.path).stdout
 
 
-def test_a_damaged_line_that_a_cached_index_names_is_done_again_after_a_repair(folder: Folder) -> None:
+def test_a_damaged_line_that_a_published_index_names_is_done_again_after_a_repair(folder: Folder) -> None:
     cached = {"HOLDFAST_INDEX_BYTES": "1"}
     folder.write([*questions(), "question, new"])
-    for _ in range(2):  # the second command caches the index
+    for _ in range(2):
         holdfast("eval", "e.yaml", cwd=folder.path, env=cached)
         (folder.runs[-1] / "metrics.json").unlink()
     run = folder.runs[-1]
-    assert (run / ".index" / "journals").exists()
+    assert published(run).exists()
     shared = next(path for path in shared_files(run) if path.name.startswith("outputs"))
     data = bytearray(shared.read_bytes())
-    data[data.index(b"xxxx", len(data) // 2)] ^= 1  # beyond what is compared when the cache is read
+    data[data.index(b"xxxx", len(data) // 2)] ^= 1  # beyond what is compared when the index is opened
     with shared.open("r+b") as file:
         file.write(data)
     folder.asked()
@@ -384,25 +385,31 @@ def test_a_colleague_goes_on_in_a_copy_of_a_journal() -> None:
         assert journal.read_bytes() == b"counted\nmore\n" and journal.stat().st_uid == 65534
 
 
-only_cached = pytest.mark.parametrize("finished", ["1000000"], indirect=True, ids=["index cached"])
+only_published = pytest.mark.parametrize("finished", ["1000000"], indirect=True, ids=["index published"])
 
 
-def index_of(index: Index) -> Any:
-    return dict(index.outputs), dict(index.verdicts), index.attempts, index.spent.tokens, index.spent.periods()
+def index_of(index: RunIndex) -> Any:
+    spent = index.spent()
+    return outputs_in(index), verdicts_in(index), index.attempts, spent.tokens, spent.periods()
 
 
-@only_cached
-def test_the_index_of_a_run_that_ended_is_cached_as_it_was_in_memory(finished: Path) -> None:
+def published(run: Path) -> Path:
+    """Return the published index of a run."""
+    head = json.loads((run / ".index" / "journals.head").read_bytes())
+    return run / ".index" / str(head["file"])
+
+
+@only_published
+def test_a_run_that_ended_has_a_published_index(finished: Path) -> None:
     (run,) = map(RunDir, Folder(finished).runs)
-    assert (run.path / ".index/done").exists()
     index = run.load(repair=False)
-    assert index.origin and index.new_bytes == 0
+    assert index.published == published(run.path) and index.published_bytes == journals_size(run)
     assert index_of(index) == index_of(run.load(repair=False, verify=True))
 
 
-@only_cached
-def test_a_chain_of_runs_shares_one_cached_index(folder: Folder) -> None:
-    lent = (folder.runs[0] / ".index/journals").stat().st_ino
+@only_published
+def test_a_chain_of_runs_shares_one_published_index(folder: Folder) -> None:
+    lent = published(folder.runs[0]).stat().st_ino
     rows = questions(s7="question, changed")
     for number in range(3):
         rows = [*rows, f"question, added {number}"]
@@ -410,34 +417,34 @@ def test_a_chain_of_runs_shares_one_cached_index(folder: Folder) -> None:
         folder.eval()
         assert folder.asked() == (2 if number == 0 else 1)
         run = RunDir(folder.runs[-1])
-        assert (run.path / ".index/lent").stat().st_ino == lent
+        assert published(run.path).stat().st_ino == lent
         index = run.load(repair=False)
-        assert index.origin and index.new_bytes < 100_000
+        assert index.published is not None and journals_size(run) - index.published_bytes < 100_000
         assert index_of(index) == index_of(run.load(repair=False, verify=True))
     shutil.rmtree(folder.runs[0])
-    assert run.load(repair=False).origin
+    assert run.load(repair=False).published == published(run.path)
     assert_as_if_run_alone(folder, run.path)
 
 
-@only_cached
+@only_published
 def test_a_lent_index_that_is_damaged_is_not_used(folder: Folder) -> None:
     folder.write([*questions(), "question, new"])
     folder.eval()
     run = RunDir(folder.runs[-1])
     expected = index_of(run.load(repair=False))
-    lent = run.path / ".index/lent"
+    lent = published(run.path)
     damaged = bytearray(lent.read_bytes())
     damaged[-1] ^= 1
     lent.unlink()
     lent.write_bytes(damaged)
     index = run.load(repair=False)
-    assert not index.origin
+    assert index.published != lent
     assert index_of(index) == expected
     run.load(repair=True)
-    assert run.load(repair=False).origin and not lent.exists(), "cached again, as a whole"
+    assert run.load(repair=False).published == published(run.path) != lent, "published again, as a whole"
 
 
-@pytest.mark.parametrize("index_bytes", [None, "1000000"], ids=["index read", "index cached"])
+@pytest.mark.parametrize("index_bytes", [None, "1000000"], ids=["index read", "index published"])
 def test_rows_that_change_for_graders_alone_are_copied_and_ask_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_bytes: str | None
 ) -> None:

@@ -18,8 +18,7 @@ from rich.console import Console
 
 import holdfast
 from holdfast.export.junit import write_junit
-from holdfast.export.samples import write_transcripts
-from holdfast.export.tables import write_csv
+from holdfast.export.tables import write_csv, write_transcripts
 from holdfast.report.table import draw_metrics
 from tests.support.running import holdfast as run_command
 from tests.support.running import run_dir, server, wait_for, write_eval
@@ -138,7 +137,7 @@ def printed(metrics: Any) -> tuple[dict[str, dict[str, str]], str]:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mixture=mixtures())
-def test_all_sums_agree(tmp_path_factory: pytest.TempPathFactory, mixture: Mixture) -> None:
+def test_sums_agree_in_all_reports(tmp_path_factory: pytest.TempPathFactory, mixture: Mixture) -> None:
     folder = tmp_path_factory.mktemp("account")
     run = evaluate(folder, mixture, "e")
     total = len(mixture.rows) * mixture.trials
@@ -274,7 +273,7 @@ def test_the_viewer_counts_what_the_report_counts(tmp_path: Path) -> None:
     assert "12.5%</b> of answers whole" in page and "answer%3Dcut" in page
 
 
-def test_each_answer_that_is_not_whole_is_said_and_can_be_gated(tmp_path: Path) -> None:
+def test_answers_that_are_not_whole_are_reported_and_can_be_gated(tmp_path: Path) -> None:
     with server(stop="length") as mock:
         safe = {"type": "text", "name": "safe", "not_contains": "bomb"}
         write_eval(tmp_path, mock.base_url, graders=[safe], gate={"whole": 1})

@@ -178,10 +178,10 @@ class TestTable:
         ]
 
     @pytest.mark.parametrize("width", [60, 80])
-    def test_it_fits_narrow_terminals(self, width: int) -> None:
+    def test_breakdown_tables_fit_narrow_terminals(self, width: int) -> None:
         from rich.console import Console
 
-        from holdfast.report.breakdown_table import breakdown_tables
+        from holdfast.report.table import breakdown_tables
 
         console = Console(width=width, record=True, file=io.StringIO())
         for table, hidden in breakdown_tables(many_values(40, 5), width):
@@ -192,7 +192,7 @@ class TestTable:
         assert "0.000 – 0.793" in text, "numbers are whole"
 
     def test_of_very_many_values_the_rest_is_counted(self) -> None:
-        from holdfast.report.breakdown_table import breakdown_tables
+        from holdfast.report.table import breakdown_tables
 
         ((table, hidden),) = breakdown_tables(many_values(100, 1), 80)
         assert (table.row_count, hidden) == (64, 36)

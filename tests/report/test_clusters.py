@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import ConfigError
-from holdfast.report.paired import cluster_parts, gaps, paired_difference
+from holdfast.report.stats import cluster_parts, gaps, paired_difference
 from holdfast.report.tally import Tally
 from tests.support.lazy import LazyModule
 from tests.support.running import lines
@@ -121,7 +121,7 @@ def test_a_field_that_no_row_has_is_refused(tmp_path: Path) -> None:
         who(tmp_path, cluster="artcle")
 
 
-def test_it_is_part_of_no_key(tmp_path: Path) -> None:
+def test_the_cluster_field_is_part_of_no_key(tmp_path: Path) -> None:
     assert who(tmp_path).id == who(tmp_path, cluster="question").id
 
 

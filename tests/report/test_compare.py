@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from holdfast.pages.environment import environment
 from holdfast.report.compare import ScoredRun, compare_metric, compare_scores, read_scores
-from holdfast.report.paired import (
+from holdfast.report.pairs import metric_pair
+from holdfast.report.run_view import RunView
+from holdfast.report.stats import (
     LEAST_P,
     LEVEL,
     gaps,
@@ -28,8 +30,6 @@ from holdfast.report.paired import (
     sign_flip,
     sign_flip_less,
 )
-from holdfast.report.pairs import metric_pair
-from holdfast.report.run_view import RunView
 from holdfast.store.rundir import RunDir
 from tests.support.lazy import LazyModule
 from tests.support.patterns import CORRECT, POINTS, answered, finished_run
@@ -305,7 +305,7 @@ def test_a_row_that_is_read_in_another_way_does_not_make_another_grader(compare:
     assert comparison["not_compared"] == [] and [row["metric"] for row in comparison["metrics"]] == ["correct"]
 
 
-def test_what_differs_between_two_runs_is_named(compare: Any, strong: Path, tmp_path: Path) -> None:
+def test_differences_between_two_runs_are_named(compare: Any, strong: Path, tmp_path: Path) -> None:
     other = finished_run(tmp_path / "other", answered(18, 2), prompt="{{ id }}!", system="Be brief.")
     (comparison,) = json.loads(compare(strong, other, "--json").out)
     assert comparison["differences"] == ["prompt changed", "system added"]
@@ -326,7 +326,7 @@ def test_another_threshold_is_named_and_passing_is_not_compared(compare: Any, tm
 def test_runs_whose_only_grader_differs_are_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
     other = finished_run(tmp_path / "other", answered(18, 2), graders=[{**CORRECT[0], "ignore_case": True}])
     ended = compare(strong, other)
-    assert ended.code == 2 and "`correct` differs: ignore_case False → True" in ended.err
+    assert ended.code == 2 and "`correct` differs: ignore_case (default) → True" in ended.err
     assert "holdfast grade RUN EVAL" in ended.err
 
 
@@ -336,7 +336,7 @@ def test_the_order_of_the_runs_turns_the_verdict(compare: Any, strong: Path, wea
     assert {flip["gained"] for flip in comparison["flips"]} == {False}
 
 
-def test_what_is_no_evidence_is_called_so(compare: Any, strong: Path, near: Path) -> None:
+def test_a_difference_by_chance_is_called_no_evidence(compare: Any, strong: Path, near: Path) -> None:
     ended = compare(strong, near)
     assert ended.code == 0
     assert "no evidence of a difference" in ended.out
@@ -404,7 +404,7 @@ def test_several_metrics_are_corrected_and_scores_are_flipped_by_sample(compare:
     assert "corrected for 3 comparisons (Bonferroni)" in compare(first, second).out
 
 
-def test_what_cannot_be_compared_is_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(compare: Any, strong: Path, tmp_path: Path) -> None:
     alone = compare(strong)
     assert alone.code == 2 and "at least two runs" in alone.err
     assert compare().code == 2

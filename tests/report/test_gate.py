@@ -206,7 +206,7 @@ def test_passing_all_graders_is_not_compared_where_the_graders_are_not_the_same(
 
 
 def test_accepted_errors_do_not_hide_what_has_become_worse(gate: Any, base: Path, tmp_path: Path) -> None:
-    """The samples that were wrong have no answer any more, and what is left looks better than it was."""
+    """The samples that were wrong no longer have an answer, and the rest looks better than before."""
     answers: dict[str, Any] = answered(8, 0) | {"s8": None, "s9": None}
     run = finished_run(tmp_path / "errors", answers, flags=("--accept-errors",), limits={"retries": 0})
     results = checks(gate, run, "--baseline", base)
@@ -337,7 +337,7 @@ def test_a_changed_grader_fails_instead_of_being_measured_with_another_ruler(
     results = checks(gate, lenient, "--baseline", base)
     assert results["correct"] == (
         False,
-        "correct is not the same grader as in the baseline (ignore_case False → True): it cannot be compared",
+        "correct is not the same grader as in the baseline (ignore_case (default) → True): it cannot be compared",
     )
 
 

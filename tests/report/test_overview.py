@@ -13,10 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.report.histogram import make_histogram, score_histogram
 from holdfast.report.overview import Overview, changes_since, run_overview
 from holdfast.report.run_view import RunView
-from holdfast.report.stats import wilson
+from holdfast.report.stats import make_histogram, score_histogram, wilson
 from holdfast.report.timeline import trial_timeline
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.catalog import find_runs
@@ -54,7 +53,7 @@ def overview(run: Path) -> Overview:
 
 
 class TestFunnel:
-    def test_it_counts_what_the_bands_of_all_trials_show(self, talks: Path) -> None:
+    def test_the_funnel_counts_the_bands_of_all_trials(self, talks: Path) -> None:
         view = RunView(RunDir(talks))
         bands: Counter[tuple[int, str]] = Counter()
         ended: Counter[int] = Counter()
@@ -96,7 +95,7 @@ class TestFunnel:
 
 
 class TestNumbers:
-    def test_those_of_a_finished_run_are_the_reported_ones(self, talks: Path) -> None:
+    def test_numbers_of_a_finished_run_are_the_reported_ones(self, talks: Path) -> None:
         metrics = Metrics.from_dict(json.loads((talks / "metrics.json").read_text()))
         page = overview(talks)
         assert page.overall == metrics.overall and page.by == metrics.by
@@ -105,7 +104,7 @@ class TestNumbers:
         assert (page.tokens, page.cost, page.coverage) == (metrics.usage.tokens, metrics.usage.cost, 1.0)
         assert page.statuses == {"passed": 24, "failed": 24}
 
-    def test_those_so_far_are_what_the_report_would_say_of_the_same_verdicts(self, talks: Path, tmp_path: Path) -> None:
+    def test_numbers_so_far_equal_a_report_of_the_same_verdicts(self, talks: Path, tmp_path: Path) -> None:
         copy = tmp_path / "run"
         shutil.copytree(talks, copy, ignore=shutil.ignore_patterns("metrics.json", "results.json"))
         finished, so_far = overview(talks), overview(copy)
@@ -184,5 +183,5 @@ def test_any_scores_fall_into_tenths(scores: list[float]) -> None:
         assert each.count == sum(number / 10 <= score < (number + 1) / 10 or (last and score == 1) for score in scores)
 
 
-def test_there_is_no_distribution_of_nothing() -> None:
+def test_no_values_have_no_distribution() -> None:
     assert make_histogram("x", "seconds", []) is None and score_histogram("x", []) is None

@@ -14,7 +14,7 @@ from holdfast.report.alignment import MOST_TEXT, align, compare_texts
 from holdfast.report.compare import compare_scores, read_scores
 from holdfast.report.pairs import RunComparison, compare_runs, take_rows
 from holdfast.report.run_view import RunView
-from holdfast.report.suite_grid import suite_grid
+from holdfast.report.suite import suite_grid
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.rundir import RunDir
 from tests.support.patterns import CORRECT, POINTS, finished_run

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from array import array
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.report.stats import Z95, estimate, pass_all_k, pass_at_k, quantile, t95, wilson
+from holdfast.report.stats import Z95, ExactSum, estimate, pass_all_k, pass_at_k, quantile, quantile_of, t95, wilson
 from holdfast.report.tally import Tally, UsageTally
 from holdfast.store.records import Usage
 from tests.support.lazy import LazyModule
@@ -180,10 +181,44 @@ class TestTally:
 
 
 class TestUsageTally:
-    def test_one_unknown_makes_the_sum_unknown_and_nought_does_not(self) -> None:
+    def test_an_unknown_usage_makes_the_sum_unknown_and_zero_does_not(self) -> None:
         tally = UsageTally()
         tally.add(Usage(10, 5, 1, 0.0))
         tally.add(Usage(1, 1, 1, 0.25))
         assert tally.summary() == Usage(11, 6, 2, 0.25)
         tally.add(Usage(None, 3, 1, None))
         assert tally.summary() == Usage(None, None, 3, None)
+
+
+class TestManyNumbers:
+    """In less memory than a sorted list takes, and with the same result."""
+
+    numbers = st.floats(0, 1e6, allow_subnormal=False) | st.sampled_from([0.0, 0.1, 1.0, 3e5])
+    scores = st.sampled_from([0.0, 1.0, 0.3, 0.7, None])
+
+    @given(st.lists(numbers, min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+    def test_a_quantile_needs_no_sorted_copy(self, values: list[float], share: float) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.report.stats._BINS", 8)  # fewer than most of these lists have values
+            assert quantile_of(array("d", values), share) == quantile(sorted(values), share)
+
+    @given(st.lists(st.floats(-1e9, 1e9), max_size=60))
+    def test_a_sum_is_rounded_once(self, values: list[float]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("holdfast.report.stats._PARTS", 5)
+            total = ExactSum()
+            for value in values:
+                total.add(value)
+            assert total.value == math.fsum(values)
+
+    @given(st.lists(st.lists(scores, min_size=1, max_size=2), max_size=30), st.sampled_from([0, 2]))
+    def test_counted_scores_give_the_numbers_of_listed_ones(self, rows: Any, most: int) -> None:
+        def summary(limit: int) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("holdfast.report.tally._MOST_MEANS", limit)
+                verdicts = Tally(2)
+                for row in rows:
+                    verdicts.add([("passed" if score else "failed", score) for score in row])
+                return verdicts.summary()
+
+        assert summary(1 << 12) == summary(most)

@@ -13,17 +13,15 @@ import holdfast
 from holdfast.report.chat import read_messages
 from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.report.timeline import Timeline, trial_timeline
-from holdfast.store.lines import scan, seal, search, search_parts
+from holdfast.store.lines import scan, seal
 from holdfast.store.rundir import RunDir
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, module_server, server
 from tests.support.showcase import agent_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.store.lines import Line
 
 provider = module_server()
 
@@ -35,10 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has the caches of a large one."""
+    """A run that has a published index, as a large one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
-    monkeypatch.setattr("holdfast.store.step_places._STRETCH", 1)
     (tmp_path / "tools.py").write_text("def search(place: str) -> str:\n    return place\n")
     with server(tool_calls=1) as model:
         run = holdfast.evaluate(
@@ -60,7 +57,7 @@ def timeline(run: Path, sample: str) -> Timeline:
 
 
 class TestOneTrial:
-    def test_it_is_the_trial_that_reading_all_of_them_gives(self, run: Path) -> None:
+    def test_a_single_trial_equals_the_same_trial_of_a_full_read(self, run: Path) -> None:
         whole = RunView(RunDir(run))
         trials = list(whole.everything())
         assert [type(trial) for trial in trials] == [GradedTrial] * 3 + [Pending]
@@ -81,13 +78,13 @@ class TestOneTrial:
             assert RunView(RunDir(run)).trial(trial.output.sample, trial.output.trial) == trial
         assert {trial.output.sample for trial in trials} >= {'s"1\n', "1"}
 
-    def test_places_make_it_faster_and_never_wrong(self, tmp_path: Path, provider: Server) -> None:
+    def test_a_wrong_place_of_a_row_costs_only_time(self, tmp_path: Path, provider: Server) -> None:
         run = Lab(tmp_path, provider, rows=rows(30), spec={"trials": 2}).eval().run
         trials = list(RunView(RunDir(run)).trials())
         for number, trial in enumerate(trials):
             name = trial.output.sample, trial.output.trial
-            right = RunView(RunDir(run)).trial(*name, line=trial.line, near=number / len(trials))
-            wrong = RunView(RunDir(run)).trial(*name, line=trials[number - 1].line, near=1 - number / len(trials))
+            right = RunView(RunDir(run)).trial(*name, near=number / len(trials))
+            wrong = RunView(RunDir(run)).trial(*name, near=1 - number / len(trials))
             assert right == wrong == trial
 
     def test_of_verdicts_that_were_given_again_the_latest_counts(self, tmp_path: Path, provider: Server) -> None:
@@ -107,30 +104,18 @@ class TestOneTrial:
         trials = list(RunView(RunDir(run)).trials())
         assert [trial.grades[-1].feedback for trial in trials] == ["better"] * 4
         for trial in trials:
-            assert RunView(RunDir(run)).trial(trial.output.sample, 1, line=trial.line) == trial
+            assert RunView(RunDir(run)).trial(trial.output.sample, 1) == trial
 
-    def test_neither_outputs_nor_calls_of_a_large_run_are_searched(
+    def test_a_trial_of_a_large_run_is_found_without_reading_its_journals(
         self, large_run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        read: list[int] = []
-
-        def search_other(path: Path, *arguments: Any) -> Iterator[Line]:
-            assert path.name != "outputs.jsonl"
-            return search(path, *arguments)
-
-        def search_noted(path: Path, words: bytes, parts: Sequence[tuple[int, int]]) -> Iterator[Line]:
-            read.append(sum(end - start for start, end in parts))
-            return search_parts(path, words, parts)
-
         whole = RunView(RunDir(large_run))
         steps = {trial.output.sample: (trial, whole.steps(trial.output.key)) for trial in whole.trials()}
-        monkeypatch.setattr("holdfast.report.run_view.search", search_other)
-        monkeypatch.setattr("holdfast.report.run_view.search_parts", search_noted)
+        monkeypatch.setattr("holdfast.store.index.read_blocks", None)
         for sample, (trial, calls) in steps.items():
             view = RunView(RunDir(large_run))
             assert view.trial(sample, 1) == trial
             assert view.steps(trial.output.key) == calls and len(calls) == 3
-        assert 0 < max(read) < (large_run / "steps.jsonl").stat().st_size / 4
 
     def test_an_output_that_came_after_the_report_counts(self, large_run: Path) -> None:
         line = next(line.data for line in scan(large_run / "outputs.jsonl") if b'"sample":"s3",' in line.data)
@@ -142,7 +127,7 @@ class TestOneTrial:
         trial = RunView(RunDir(large_run)).trial("s3", 1)
         assert isinstance(trial, GradedTrial) and trial.output.output == "later"
 
-    def test_there_is_none_for_other_names_and_numbers(self, run: Path) -> None:
+    def test_unknown_samples_and_trial_numbers_have_no_trial(self, run: Path) -> None:
         view = RunView(RunDir(run))
         assert [view.trial("te", 1), view.trial("tea", 2), view.trial("tea", 0), view.trial("", 1)] == [None] * 4
 
@@ -232,7 +217,7 @@ class TestConversation:
 
 
 class TestCheckpoints:
-    def test_each_stands_after_the_turn_that_it_graded(self, run: Path) -> None:
+    def test_a_checkpoint_follows_the_turn_that_it_graded(self, run: Path) -> None:
         shown = timeline(run, "milk")
         bands = [turn.checkpoint for turn in shown.turns]
         assert [band and (band.turn, band.state, band.ended_here) for band in bands] == [
@@ -266,7 +251,7 @@ class TestInProgress:
         assert turn.state == "running" and turn.messages[0].text == "What does broken cost?"
         assert [attempt.final for attempt in turn.attempts] == [False, True]
 
-    def test_its_turns_calls_and_checkpoints_are_shown_as_they_were_recorded(self, run: Path, tmp_path: Path) -> None:
+    def test_turns_calls_and_checkpoints_of_a_pending_trial_are_shown(self, run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / "run")
         for name in ("outputs.jsonl", "steps.jsonl"):
             path = tmp_path / "run" / name
@@ -278,6 +263,8 @@ class TestInProgress:
         assert [turn.state for turn in shown.turns] == ["answered", "answered", "running"]
         assert [turn.messages for turn in shown.turns[:2]] == [turn.messages for turn in whole.turns[:2]]
         assert [turn.checkpoint for turn in shown.turns[:2]] == [turn.checkpoint for turn in whole.turns[:2]]
+        assert [turn.files for turn in shown.turns] == [*(turn.files for turn in whole.turns[:2]), []]
+        assert [turn.tokens for turn in shown.turns] == [*(turn.tokens for turn in whole.turns[:2]), None]
         assert [call.name for call in shown.turns[2].listed] == ["price"]
         assert shown.turns[2].messages[0].text == "Thank you. What was the price of tea again?"
         assert shown.facts.turns == 2 and len(shown.turns[1].attempts) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,22 +15,20 @@ from holdfast.canonical import digest
 from holdfast.errors import Fault
 from holdfast.graders.build import grader_places
 from holdfast.plan.identity import identify, new_manifest
-from holdfast.plan.keys import generation_digests, generation_key, grade_digests, grade_key
-from holdfast.report.breakdown import Row, RowsTally
+from holdfast.plan.keys import generation_digests, generation_key
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.stats import quantile
-from holdfast.report.tally import UsageTally
-from holdfast.report.verdicts import Judged, JudgedOutput, judge_output
+from holdfast.report.tally import Row, RowsTally, UsageTally
+from holdfast.report.verdicts import Judged, JudgedOutput, judge_output, measured_graders
 from holdfast.spec.load import load_eval
 from holdfast.store.answers import ANSWER_CLASSES
-from holdfast.store.index import read_output, read_output_head
-from holdfast.store.lines import LineRef
+from holdfast.store.heads import VerdictRef, read_output, ref_of
 from holdfast.store.metrics import Results
 from holdfast.store.records import SCHEMA_VERSION, Grade, Mark, Output, Timing, Usage, to_line
-from holdfast.store.refs import VerdictRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.store.records import GradeStatus
@@ -148,21 +145,21 @@ def make_output(identity: RunIdentity, position: int, trial: int, usages: Sequen
 def make_grades(
     identity: RunIdentity, position: int, output: Output, usages: Sequence[Usage], rng: Random
 ) -> Iterator[Grade]:
-    head, panel = read_output_head(to_line(output)), identity.survey.panels.panel_at(position)
-    assert head is not None
+    panel = identity.survey.panels.panel_at(position)
     for number in panel.graders:
         slot, block = identity.work.slots[number], grader_places(identity.spec)[number].block
-        key = identity.work.grade_key(output.key, head.ref(LineRef(Path(), 0, 0)), number)
+        key = identity.work.verdict_key(ref_of(output), number)
         if key is not None:
             score, status = rng.choice(SCORES), rng.choice(STATUSES)
             yield Grade(
                 key=output.key,
-                grade_key=digest([key]) if rng.random() < 0.07 else key,
                 sample=output.sample,
                 trial=output.trial,
                 grader="any",
                 type=block.type,
+                by=slot.fingerprint,
                 turn=slot.turn,
+                judged=digest("something else") if rng.random() < 0.07 else key[2],
                 status=status,
                 score=None if status in ("error", "skipped") else score,
                 weight=1.0,
@@ -193,6 +190,7 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
     places, groupings = grader_places(spec), survey.groupings
     whole = RowsTally(places, spec.trials)
     by = {name: {value: RowsTally(places, spec.trials) for value in groupings[name].values} for name in spec.by}
+    measured = measured_graders(identity.work, places, index)
     usage, judges, seconds = UsageTally(), UsageTally(), []
     entries, answers = [], Counter[str]()
     for position in range(survey.count):
@@ -200,12 +198,13 @@ def numbers_of(identity: RunIdentity, rundir: RunDir) -> Numbers:
         panel, judged, outputs = survey.panels.panel_at(position), [], 0
         for trial in range(1, spec.trials + 1):
             key = identity.work.key("sha256:" + survey.asked_at(position).hex(), trial)
-            ref, each = index.outputs.get(key), JudgedOutput({}, "error", None)
+            ref, each = index.output(key), JudgedOutput({}, "error", None)
             if ref is not None:
                 outputs += 1
                 usage.add(ref.usage)
                 seconds.append(ref.seconds)
-                each = judge_output(identity.work, places, key, ref, index.verdicts, panel)
+                recorded = identity.work.verdicts(ref, index.verdicts(key), panel)
+                each = judge_output(identity.work, places, recorded, panel, measured)
             verdicts = {number: verdict for number, verdict in each.verdicts.items() if verdict is not None}
             for verdict in verdicts.values():
                 if verdict.recorded is not None and verdict.recorded.usage is not None:
@@ -322,12 +321,6 @@ def test_equal_rows_count_as_often_as_they_are_added(tmp_path: Path) -> None:
 def test_keys_of_many_trials_are_those_of_each() -> None:
     digests = [digest([number]) for number in range(5)]
     raw = [bytes.fromhex(text[7:]) for text in digests]
-    work, grader = digest("work"), digest("grader")
+    work = digest("work")
     expected = [generation_key(sample, trial, work) for sample in digests for trial in (1, 2, 3)]
     assert ["sha256:" + key.hex() for key in generation_digests(b"".join(raw), 3, work)] == expected
-    for rows in (None, [each[:8] for each in raw]):
-        grades = [
-            grade_key(key, output, grader, row=None if rows is None else output[7:23])
-            for key, output in zip(expected, digests, strict=False)
-        ]
-        assert ["sha256:" + key.hex() for key in grade_digests(expected[:5], raw, grader, rows)] == grades

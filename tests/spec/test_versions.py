@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import evaluate
-from holdfast.display.text import Events
+from holdfast.display.displays import Events
 from holdfast.errors import ConfigError, VersionError
 from holdfast.plan.plan import Plan
 from holdfast.spec.load import load_eval

@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault
-from holdfast.store.index import load_index, read_output
+from holdfast.store.heads import read_output
+from holdfast.store.index import RunIndex
 from holdfast.store.journal import JOURNALS, Journal
 from holdfast.store.lease import RunLease
 from holdfast.store.lines import is_sound, scan, seal
 from holdfast.store.records import ErrorRecord, Grade, Output, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
 from holdfast.store.texts import TextReader
+from tests.support.running import outputs_in, verdicts_in
 from tests.support.specs import output_of
 
 objects = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=20), min_size=1, max_size=4)
@@ -47,12 +49,13 @@ outputs = st.builds(
 grades = st.builds(
     Grade,
     key=texts,
-    grade_key=texts,
     sample=texts,
     trial=st.integers(1, 9),
     grader=texts,
     type=texts,
+    by=texts,
     turn=st.none(),
+    judged=texts,
     status=st.sampled_from(["passed", "failed", "error", "skipped"]),
     score=st.none() | st.floats(0, 1),
     weight=st.floats(0, 9),
@@ -166,17 +169,17 @@ class TestJournal:
             index = RunDir(Path(name)).load(repair=False)
             assert index.damage == []
             last = {record.key: record for kind, record in written if kind == "outputs"}
-            assert {key: read_output(ref) for key, ref in index.outputs.items()} == last
-            grades = {record.grade_key: record for kind, record in written if kind == "grades"}
-            assert {key: (ref.status, ref.score, ref.usage) for key, ref in index.verdicts.items()} == {
-                key: (record.status, record.score, record.usage) for key, record in grades.items()
+            assert {key: read_output(ref) for key, ref in index.all_outputs()} == last
+            grades = {(r.key, r.by, r.turn, r.judged): r for kind, r in written if kind == "grades"}
+            assert {name: (ref.status, ref.score, ref.usage) for name, ref in verdicts_in(index).items()} == {
+                name: (record.status, record.score, record.usage) for name, record in grades.items()
             }
             failed = [record for kind, record in written if kind == "errors" and record.where == "target"]
             assert sum(index.attempts.values()) == len(failed)
             used = [record.usage for kind, record in written if kind != "errors" and record.usage is not None]
-            assert index.spent.tokens == sum((u.input_tokens or 0) + (u.output_tokens or 0) for u in used)
-            assert index.spent.requests == sum(u.requests for u in used)
-            assert index.spent.cost == pytest.approx(sum(u.cost or 0 for u in used))
+            assert index.spent().tokens == sum((u.input_tokens or 0) + (u.output_tokens or 0) for u in used)
+            assert index.spent().requests == sum(u.requests for u in used)
+            assert index.spent().cost == pytest.approx(sum(u.cost or 0 for u in used))
 
     def test_appending_continues_after_existing_lines(self, tmp_path: Path) -> None:
         first, second = numbered(4)[:2], numbered(4)[2:]
@@ -186,14 +189,9 @@ class TestJournal:
 
     def test_texts_are_read_by_their_place_in_the_file(self, tmp_path: Path) -> None:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
-        outputs = RunDir(tmp_path).load(repair=False).outputs
-        reader = TextReader(outputs)
-        rows = [outputs.row_of(f"key {number}") for number in (2, 0, 1)]
-        assert [output.output for output in reader.read(outputs.fields_at(rows))] == [
-            "answer 2",
-            "answer 0",
-            "answer 1",
-        ]
+        outputs, reader = outputs_in(RunDir(tmp_path).load(repair=False)), TextReader()
+        lines = [outputs[f"key {number}"].line for number in (2, 0, 1)]
+        assert reader.read(lines) == ["answer 2", "answer 0", "answer 1"]
         reader.close()
 
     def test_outputs_in_a_shared_file_name_the_run_that_made_them(self, tmp_path: Path) -> None:
@@ -202,10 +200,8 @@ class TestJournal:
         shared = tmp_path / "shared" / "lender" / f"outputs.0.{journal.stat().st_size}.jsonl"
         shared.parent.mkdir(parents=True)
         journal.rename(shared)
-        outputs = RunDir(tmp_path).load(repair=False).outputs
-        reader = TextReader(outputs)
-        assert [output.source for output in reader.read(outputs.fields_at([0, 1]))] == ["lender", "lender"]
-        reader.close()
+        outputs = outputs_in(RunDir(tmp_path).load(repair=False)).values()
+        assert [ref.source for ref in outputs] == [read_output(ref).source for ref in outputs] == ["lender", "lender"]
 
 
 class TestDamage:
@@ -238,11 +234,12 @@ class TestDamage:
             path.write_bytes(broken)
             rundir = RunDir(Path(name))
             looked = rundir.load(repair=False)
-            assert looked.outputs.keys() == kept
+            assert outputs_in(looked).keys() == kept
             assert path.read_bytes() == broken, "a reader changes nothing"
             repaired = rundir.load(repair=True)
-            assert repaired.outputs.keys() == kept
-            assert {read_output(ref).key for ref in repaired.outputs.values()} == kept
+            assert {key: read_output(ref).key for key, ref in outputs_in(repaired).items()} == {
+                key: key for key in kept
+            }
             assert all(line.sound for line in scan(path))
             assert [(d.offset, d.length, d.torn) for d in repaired.damage] == [
                 (d.offset, d.length, d.torn) for d in looked.damage
@@ -260,7 +257,7 @@ class TestDamage:
             for kind in JOURNALS:
                 (Path(name) / f"{kind}.jsonl").write_bytes(noise)
             index = RunDir(Path(name)).load(repair=True)
-            assert not index.outputs and not index.verdicts and not index.attempts
+            assert not outputs_in(index) and not verdicts_in(index) and not index.attempts
             assert RunDir(Path(name)).load(repair=True).damage == []
 
     @given(
@@ -279,7 +276,7 @@ class TestDamage:
         with tempfile.TemporaryDirectory() as name:
             (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
             for repair in (False, True, True):
-                assert RunDir(Path(name)).load(repair=repair).outputs.keys() == expected
+                assert outputs_in(RunDir(Path(name)).load(repair=repair)).keys() == expected
 
     def test_a_torn_tail_is_set_aside_and_writing_continues_in_its_place(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
@@ -307,7 +304,7 @@ class TestSeveralWriters:
             folder.mkdir(parents=True, exist_ok=True)
             append(folder, [("outputs", record) for record in records[2 * number : 2 * number + 2]])
         index = RunDir(tmp_path).load(repair=False)
-        assert {key: read_output(ref).output for key, ref in index.outputs.items()} == {
+        assert {key: read_output(ref).output for key, ref in outputs_in(index).items()} == {
             record.key: record.output for record in records
         }
 
@@ -315,16 +312,17 @@ class TestSeveralWriters:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         for folder in (tmp_path, tmp_path / "workers" / "a"):
             append(folder, [("outputs", numbered(1)[0])])
-        assert len(RunDir(tmp_path).load(repair=False).outputs) == 1
+        assert RunDir(tmp_path).load(repair=False).count_outputs() == 1
 
     def test_damage_in_one_writers_file_leaves_the_others_alone(self, tmp_path: Path) -> None:
         (tmp_path / "workers" / "a").mkdir(parents=True)
         append(tmp_path, [("outputs", numbered(2)[0])])
         (tmp_path / "workers" / "a" / "outputs.jsonl").write_bytes(b"rot\n" + to_line(numbered(2)[1]))
         index = RunDir(tmp_path).load(repair=True)
-        assert index.outputs.keys() == {"key 0", "key 1"}
+        outputs = outputs_in(index)
+        assert outputs.keys() == {"key 0", "key 1"}
         assert [damage.path.parent.name for damage in index.damage] == ["a"]
-        assert read_output(index.outputs["key 1"]).key == "key 1"
+        assert read_output(outputs["key 1"]).key == "key 1"
 
 
 class TestASecondWriter:
@@ -407,10 +405,10 @@ class TestASecondWriter:
 
 def test_a_later_verdict_takes_the_place_of_an_error(tmp_path: Path) -> None:
     def verdict(status: Any, score: Any) -> Any:
-        return Grade("k", "g", "s", 1, "exact", "exact", None, status, score, 1.0, "", None, 0.0)
+        return Grade("k", "s", 1, "exact", "exact", "g", None, "d", status, score, 1.0, "", None, 0.0)
 
     append(tmp_path, [("grades", verdict("error", None)), ("grades", verdict("passed", 1.0))])
-    assert RunDir(tmp_path).load(repair=False).verdicts["g"][:2] == ("passed", 1.0)
+    assert RunDir(tmp_path).load(repair=False).verdicts("k")["g", None, "d"][:2] == ("passed", 1.0)
 
 
 def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) -> None:
@@ -422,9 +420,10 @@ def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) 
             for number, (start, seconds) in enumerate(stretches)
         ],
     )
-    assert RunDir(tmp_path).load(repair=False).spent.seconds == pytest.approx(22.0)
+    assert RunDir(tmp_path).load(repair=False).spent().seconds == pytest.approx(22.0)
 
 
 def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
-    index = load_index(RunDir(tmp_path / "nowhere").journals, repair=None)
-    assert not index.outputs and not index.verdicts and not index.damage
+    index = RunIndex(RunDir(tmp_path / "nowhere").journals)
+    index.read()
+    assert not index.count_outputs() and not index.has_verdicts and not index.damage

@@ -1,4 +1,4 @@
-"""Responses of recorded calls, as they stand in `steps.jsonl`: bytes that earlier and later versions read."""
+"""Responses of recorded calls, as they stand in `steps.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDED: list[tuple[bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("line", "response"), RECORDED)
-def test_a_response_is_written_and_read_as_before_it_was_a_struct(line: bytes, response: Any) -> None:
+def test_a_response_has_its_documented_bytes(line: bytes, response: Any) -> None:
     assert msgspec.json.encode(response) == line
     assert msgspec.json.encode(msgspec.to_builtins(response)) == line
     assert msgspec.convert(msgspec.json.decode(line), type(response)) == response

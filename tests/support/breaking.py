@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from holdfast.display.text import Quiet
+from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.worker import prepare
 from holdfast.plan.identity import identify

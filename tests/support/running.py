@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.store.index import unpack
 from tests.support.forking import Forked, can_fork, start_cold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.store.heads import OutputRef, VerdictRef
+    from holdfast.store.index import RunIndex
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast"]
@@ -230,3 +234,14 @@ def metrics(run: Path, *, timing: bool = False) -> dict[str, Any]:
     if not timing:
         del data["timing"]
     return data
+
+
+def outputs_in(index: RunIndex) -> dict[str, OutputRef]:
+    """Return the outputs of an index by key."""
+    return dict(index.all_outputs())
+
+
+def verdicts_in(index: RunIndex) -> dict[tuple[str, str, int | None, str], VerdictRef]:
+    """Return the verdicts of an index, by key and what they are found by."""
+    found = (index.find_verdicts(keys) for keys in index._all_keys("verdicts"))
+    return {(unpack(key), *name): ref for some in found for key, refs in some.items() for name, ref in refs.items()}

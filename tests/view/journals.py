@@ -14,8 +14,8 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
 from holdfast.spec.schema import SCHEMA_VERSION
+from holdfast.store.heads import Moment
 from holdfast.store.records import ErrorRecord, Grade, Mark, Output, Timing, Usage, to_line
-from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -258,12 +258,13 @@ class JournaledRun:
         score = event.score if event.status in ("passed", "failed") else None
         grade = Grade(
             key=output.key,
-            grade_key=slot.key(output.key, moment, self._row(event.output.sample)),
             sample=output.sample,
             trial=output.trial,
             grader=event.name,
             type="text",
+            by=slot.fingerprint,
             turn=slot.turn,
+            judged=slot.judged(moment, self._row(event.output.sample)),
             status=event.status,
             score=score,
             weight=1.0,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.export.html import write_html
-from holdfast.pages.prose import render_markdown
+from holdfast.pages.environment import render_markdown
 from holdfast.report.overview import Overview
 from holdfast.report.run_view import RunView
 from holdfast.report.timeline import Timeline, trial_timeline
@@ -277,7 +277,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KEPT = {
     "key",
-    "grade_key",
+    "by",
+    "judged",
     "sample",
     "grader",
     "status",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from holdfast.errors import QueryError
 from holdfast.report.run_view import GradedTrial, RunView
+from holdfast.report.trial_table import STATUSES
+from holdfast.store.lines import LineRef
 from holdfast.store.records import Output, Timing, Usage, to_line
-from holdfast.store.trial_table import STATUSES, TrialTable
-from holdfast.view.columns import open_columns, read_rows
-from holdfast.view.fields import field_value
+from holdfast.view.columns import field_value, open_columns, read_rows
 from holdfast.view.query import parse_query, quote
 from holdfast.view.search import TextSearch, contains_text, fold, search, search_lines
 from holdfast.view.snapshot import facets, select
@@ -44,7 +44,13 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Columns:
     ]
     for event in trials:
         run.append(event)
-    return open_columns(run.rundir, run.folder / "home")
+    return open_columns(run.rundir)
+
+
+def line_of(columns: Columns, row: int) -> bytes | None:
+    """Return the line of a row's output."""
+    ((file, at, length),) = columns.table.select("file, at, len", "n = ?", (row,))
+    return None if file is None else LineRef(columns.table.files[file], at, length).read()
 
 
 class Trial:
@@ -76,7 +82,7 @@ def trials(columns: Columns) -> list[Trial]:
         place = (trial.output.sample, trial.output.trial) if done else (trial.sample, trial.trial)
         fields[place] = trial.fields
     return [
-        Trial(row, fields[row.sample, row.trial], None if (line := columns.line(row.row)) is None else line.read())
+        Trial(row, fields[row.sample, row.trial], line_of(columns, row.row))
         for row in read_rows(columns, range(columns.rows))
     ]
 
@@ -199,7 +205,7 @@ def test_each_facet_counts_the_rows_that_its_query_selects(columns: Columns) -> 
 
 
 def test_a_list_in_a_row_fulfils_what_one_of_its_items_does(columns: Columns) -> None:
-    samples = {columns.table.id_at(row) for row in select(columns, parse_query("expected=one")).rows}
+    samples = {row.sample for row in read_rows(columns, select(columns, parse_query("expected=one")).rows)}
     assert samples == {"s1"}
 
 
@@ -253,8 +259,7 @@ def _line(content: str) -> bytes:
 def test_a_search_in_lines_finds_what_reading_them_finds(before: str, text: str, after: str, swap: bool) -> None:
     lines = [_line(content) for content in (before + text + after, before, after, before + text.swapcase() + after)]
     journal = b"".join(line + b"\n" for line in lines)
-    table = TrialTable(())
-    place, places = table.place("outputs.jsonl", 0), []
+    place, places = 0, []
     for line in lines:
         places.append(place)
         place += len(line) + 1
@@ -272,8 +277,7 @@ def test_a_journal_may_be_truncated_while_it_is_searched(tmp_path: Path, text: s
     line = _line(f"these {text}")
     journal = tmp_path / "outputs.jsonl"
     journal.write_bytes((line + b"\n") * 2_000)
-    first = TrialTable(()).place("outputs.jsonl", 0)
-    places = [first + number * (len(line) + 1) for number in range(2_000)]
+    places = [number * (len(line) + 1) for number in range(2_000)]
     with journal.open("rb", buffering=0) as file:
         found = search_lines(
             lambda _, offset, size: os.pread(file.fileno(), size, offset), places, [len(line)] * 2_000, text
@@ -291,7 +295,7 @@ def test_keys_and_roles_are_not_what_was_said(columns: Columns) -> None:
 
 def test_a_search_yields_rows_in_order_and_can_be_given_up(columns: Columns) -> None:
     rows = list(search(columns, "and now?"))
-    assert rows == [row for row in range(columns.rows) if columns.line(row) and row not in _stopped(columns)]
+    assert rows == [row for row in range(columns.rows) if line_of(columns, row) and row not in _stopped(columns)]
     ended = TextSearch(columns, "and now?")
     ended.stop()
     with pytest.raises(OSError, match="exit code -9"):
@@ -306,7 +310,7 @@ def test_a_snapshot_is_kept_until_a_row_changes(tmp_path: Path) -> None:
     run = JournaledRun(tmp_path)
     for event in whole_trial(0, 1):
         run.append(event)
-    columns = open_columns(run.rundir, run.folder / "home")
+    columns = open_columns(run.rundir)
     first = select(columns, parse_query("passed"))
     assert select(columns, parse_query("passed")) is first
     for event in whole_trial(0, 2):

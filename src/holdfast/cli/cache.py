@@ -65,7 +65,7 @@ def remove(ids: tuple[str, ...], everything: bool, yes: bool, **options: Any) ->
     if not (everything or ids or narrowed or options["archived"]):
         raise UsageError("name the runs to remove: ids, filters such as --older-than 7d, or --all")
 
-    # A folder that only looks like a run, as somebody's `manifest.json` makes it, goes when it is named and not before.
+    # A folder that only looks like a run, since it has some `manifest.json`, is removed only by name.
     chosen = _by_id(select_runs(options), ids) if ids else [run for run in select_runs(options) if is_surely_ours(run)]
     if not chosen:
         echo("no runs to remove")
@@ -99,7 +99,7 @@ def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
     lease = hold(RunDir(path))
     try:
-        # Out of the way first, so that a removal cut short leaves no half of a run behind under its name.
+        # Rename it first, so that an interrupted removal leaves no half of a run under its name.
         doomed = path.with_name(f".{path.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)
@@ -113,7 +113,7 @@ def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
         return runs
     chosen: dict[str, RunSummary] = {}
     for name in ids:
-        # Every id begins with an empty text, as an unset variable of the shell leaves it.
+        # An empty text, such as an unset shell variable, would match every id.
         matches = [
             run
             for run in runs

@@ -13,19 +13,18 @@ from holdfast.cli.errors import command_line
 from holdfast.cli.flags import complete_runs, env_file_options, load_env_file, lock_timeout
 from holdfast.cli.runs import runs_dir_option, runs_directory
 from holdfast.cli.subjects import fetch_run, open_run
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.options import Options
 from holdfast.engine.pairwise import judge_pairs
 from holdfast.errors import UsageError
-from holdfast.export.comparison import write_comparison
+from holdfast.export.html import write_comparison
 from holdfast.plan.changes import format_count
-from holdfast.report.breakdown_table import MOST_ROWS
 from holdfast.report.compare import BY_COLUMNS, COLUMNS, compare_scores, corrected_for, read_scores
 from holdfast.report.pairs import metric_pair
 from holdfast.report.pairwise import bradley_terry
-from holdfast.report.table import print_outcome
+from holdfast.report.table import MOST_ROWS, print_outcome
 from holdfast.spec.document import read_document
 from holdfast.store.rundir import RunDir
 

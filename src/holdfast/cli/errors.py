@@ -19,7 +19,7 @@ def show_error(error: HoldfastError | OSError | str) -> None:
 
 
 def show_usage_error(error: click.ClickException) -> None:
-    """Print an error in a command line, with the usage of the command and the option that lists all others."""
+    """Print an error in a command line: the usage of the command, the error, and the command for help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = None
     if context is not None:

@@ -48,8 +48,7 @@ def command(
     """Export RUN (path, id, invocation or HOST:PATH) in another format, or send it to W&B or MLflow.
 
     KEY=VALUE sets options of the destination, such as project=x entity=y for wandb, or tracking_uri=URL for mlflow.
-    Options that are not given are those of the last export there, else those of the eval file. Exporting again
-    updates the export.
+    Other options are the last export's, else the eval file's. Exporting again updates the export.
     """
     if (exporter is None) == (not failed):
         raise UsageError(f"give --to {'|'.join(EXPORTERS)}, or --failed")

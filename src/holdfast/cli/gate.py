@@ -152,7 +152,7 @@ def _show(result: GateResult, shape: str) -> None:
 
 
 def _markdown(result: GateResult) -> str:
-    """Return a comment for a pull request; its first line tells a later one which comment to replace."""
+    """Return a comment for a pull request; by its first line, a later gate finds the comment to replace."""
     name = _cell(result.eval)
     tested = [check for check in result.checks if check.verdict is not None]
     others = [check for check in result.checks if check.verdict is None]
@@ -191,10 +191,10 @@ def _mark(check: Check) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a Markdown table: names of samples are whatever the dataset has."""
+    """Escape a text for a Markdown table: names of samples may contain anything."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def _annotation(text: str) -> str:
-    """Text in a workflow command of GitHub, which ends at the line's end and reads per cent signs."""
+    """Escape a text for a workflow command of GitHub, in which line ends and percent signs have a meaning."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

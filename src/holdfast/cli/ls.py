@@ -31,7 +31,7 @@ _STATUS_COLOURS: Final = {
     "damaged": "red",
 }
 _SPARE: Final = {"size": 7, "dataset": 6, "cost": 5, "interval": 4, "progress": 3, "done": 3, "target": 2, "age": 1}
-"""columns that a narrow terminal does without, the highest first"""
+"""columns that a narrow terminal leaves out, the highest first"""
 
 
 def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def run_filters(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @run_filters
 def command(name: str | None, limit: int | None, as_json: bool, **options: Any) -> int:
-    """List the runs, the newest first; with EVAL, those of evals whose name contains this text.
+    """List the runs, the newest first; with EVAL, only runs of evals whose name contains this text.
 
     The list is tab-separated if the output is not a terminal.
     """
@@ -75,7 +75,7 @@ def command(name: str | None, limit: int | None, as_json: bool, **options: Any) 
 def show_runs(
     runs: Sequence[RunSummary], titles: Sequence[str], *, as_json: bool = False, empty: str = "no runs"
 ) -> int:
-    """Print runs: as a table that fits the terminal, tab-separated into a pipe, or as JSON."""
+    """Print runs: as a table that fits the terminal, tab-separated in a pipe, or as JSON."""
     if as_json:
         import msgspec
 

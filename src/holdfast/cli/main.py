@@ -44,7 +44,7 @@ _VARIABLES: Final = {
     "HOLDFAST_UMASK": "holdfast.store.home:apply_umask",
     "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
 }
-"""variables that are applied or rejected before a command does anything"""
+"""variables that are checked and applied before the command"""
 _UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, not listed by --help"""
@@ -53,7 +53,7 @@ _REPAIR: Final = "`holdfast repair --dry-run RUN` names it, and `holdfast repair
 
 
 class _Verbs(click.Group):
-    """Imports a verb's module only when it is used, so that starting stays fast."""
+    """Imports a verb's module only when it is used, to start fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -75,7 +75,7 @@ class _Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib  # not at the top: it would be a tenth of `holdfast --version`
+            import difflib  # here, because it would be a tenth of `holdfast --version`
 
             close = difflib.get_close_matches(args[0], list(_VERBS), n=1)
             if close:
@@ -94,7 +94,7 @@ def holdfast() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM outside the loop of a run, as while it waits for another process, or reads and writes its files."""
+    """Handle SIGTERM while no run does: while it waits for another process, or reads and writes its files."""
 
 
 def _stop(number: int) -> None:
@@ -102,12 +102,12 @@ def _stop(number: int) -> None:
 
 
 def _is_resumable() -> bool:
-    """Return True for a command that resumes after an interruption; others just begin again."""
+    """Return True for a command that asks models, and resumes after an interruption; others start over."""
     return any(word in _RESUMABLE for word in sys.argv[1:2]) or "--judge" in sys.argv
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file or connection would get its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib is not imported here
@@ -146,6 +146,6 @@ def main() -> None:
 
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
-        code = Exit.UNFINISHED
-    gc.freeze()  # exiting frees everything; collecting garbage first takes as long as starting
+        code = 3
+    gc.freeze()  # the process ends anyway, and a last garbage collection would take as long as the start
     sys.exit(code)

@@ -15,7 +15,7 @@ from holdfast.store.run_lock import hold
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
 
 
 @click.command("repair")
@@ -43,8 +43,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
         echo(problem)
     for damage in index.damage:
         echo(f"{damage.path.name}: {damage.what} at byte {damage.offset}, {damage.length} bytes")
-    graded = sum(verdict.status != "error" for verdict in index.verdicts.values())
-    echo(f"{len(index.outputs):,} outputs and {graded:,} grades are sound")
+    echo(f"{index.count_outputs():,} outputs and {index.count_verdicts():,} grades are sound")
     if not index.damage and not problems:
         echo("nothing to repair")
         return 0
@@ -54,7 +53,7 @@ def command(run: str, dry_run: bool, runs_dir: Path | None) -> int:
 
 
 def _directory(run: str, runs_dir: Path | None) -> Path:
-    """The run's directory; unlike other commands, also where its manifest is missing."""
+    """Return the run's directory, even if its manifest is missing, unlike other commands."""
     path = Path(run)
     if path.is_dir():
         if any((path / name).exists() for name in ("manifest.json", "outputs.jsonl", "metrics.json")):
@@ -63,7 +62,7 @@ def _directory(run: str, runs_dir: Path | None) -> Path:
     return find_run(run, runs_directory(runs_dir))
 
 
-def _verify(rundir: RunDir) -> tuple[list[str], Index]:
+def _verify(rundir: RunDir) -> tuple[list[str], RunIndex]:
     broken = _broken_manifest(rundir)
     index = rundir.load(repair=False, verify=True)
     return [*([broken] if broken else []), *_missing(rundir, index)], index
@@ -77,8 +76,8 @@ def _broken_manifest(rundir: RunDir) -> str | None:
     return None
 
 
-def _missing(rundir: RunDir, index: Index) -> list[str]:
-    """Describe what a finished run should have and does not."""
+def _missing(rundir: RunDir, index: RunIndex) -> list[str]:
+    """Describe what a finished run lacks."""
     problems = []
     if not rundir.manifest.exists():
         problems.append("manifest.json is missing; the `holdfast eval` command that made the run writes it again")
@@ -91,7 +90,7 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
             rundir.read_gate()
         except ResultsError as error:
             return [*problems, error.message]
-        lost = metrics.outputs - len(index.outputs)
+        lost = metrics.outputs - index.count_outputs()
         if lost > 0:
             counted = f"{metrics.outputs:,} outputs that metrics.json counts"
             problems.append(f"outputs.jsonl: {lost:,} of the {counted} are missing")
@@ -100,8 +99,8 @@ def _missing(rundir: RunDir, index: Index) -> list[str]:
     return problems
 
 
-def _repair(rundir: RunDir) -> tuple[list[str], Index]:
-    """Set aside what is damaged, reopen the run where something is missing, and describe what was wrong."""
+def _repair(rundir: RunDir) -> tuple[list[str], RunIndex]:
+    """Set damaged lines aside, reopen the run if something is missing, and describe the damage."""
     lease = hold(rundir)
     try:
         broken = _broken_manifest(rundir)  # first: what a later version wrote is not ours to repair

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cli.errors import command_line, show_note, show_warning
 from holdfast.cli.flags import load_env_file
 from holdfast.cli.runs import run_name
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.terminal import echo, notes_to
 from holdfast.display.types import Result
 from holdfast.engine.run import run_eval
 from holdfast.engine.session import preview_run
 from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
-from holdfast.export.after_run import export_after_run
-from holdfast.report.table import print_compiled, print_outcome, print_side_by_side
+from holdfast.export.live import export_after_run
+from holdfast.report.table import print_compiled, print_outcome
 from holdfast.spec.fingerprint import running_nothing
 from holdfast.spec.formats import find_reader, is_configuration, is_eval, is_suite, load_any, resolve_eval
 from holdfast.spec.load import baseline_of
@@ -44,6 +44,7 @@ _ELSEWHERE: Final = {
     "configuration": "holdfast.cluster.config.compose:find_config",
     "workers": "holdfast.engine.local_workers:run_workers",
     "preview": "holdfast.report.preview:preview",
+    "side by side": "holdfast.report.suite:print_side_by_side",
 }
 """what most evals do without"""
 
@@ -103,7 +104,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         return outcome.exit_code
     baseline_outcome = _run(baseline, flags)
     if outcome.metrics is not None and baseline_outcome.metrics is not None:
-        print_side_by_side(outcome, baseline_outcome)
+        load_reference(_ELSEWHERE["side by side"])(outcome, baseline_outcome)
     return outcome.exit_code if baseline_outcome.exit_code in COMPLETE else baseline_outcome.exit_code
 
 

@@ -28,7 +28,7 @@ runs_dir_option = click.option(
 
 
 def runs_directory(option: Path | None) -> Path:
-    """Return the folder of runs: the option's, else the environment's, else ./runs."""
+    """Return the runs directory: the option's, else the environment's, else ./runs."""
     chosen = option or Path(os.environ.get("HOLDFAST_RUNS_DIR") or "runs")
     if chosen.exists() and not chosen.is_dir():
         raise UsageError(f"{chosen} is a file, not a directory for runs", remedy="Give another one with --runs-dir.")
@@ -36,7 +36,7 @@ def runs_directory(option: Path | None) -> Path:
 
 
 def find_run(name: str, runs_dir: Path) -> Path:
-    """Find a run by its path, its id, or the beginning of its id; show a note if a newer Holdfast wrote it."""
+    """Find a run by its path, its id, or the beginning of its id. Shows a note if a newer Holdfast wrote it."""
     return announce_version(catalog.find_run(name, runs_dir))
 
 
@@ -57,7 +57,7 @@ def find_runs_dir(rundir: RunDir, manifest: Manifest, root: Path) -> Path:
 
 
 def run_name(rundir: RunDir) -> str:
-    """Return the shortest argument that names a run: its id, or its path if it is outside the default folder."""
+    """Return the shortest argument that names a run: its id, or its path if it is not in the runs directory."""
     manifest = rundir.read_manifest()
     if manifest is not None and rundir.path == runs_directory(None) / slug(manifest.name) / rundir.path.name:
         return manifest.id

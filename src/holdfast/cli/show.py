@@ -12,15 +12,23 @@ import click
 from holdfast.cli.flags import Positive, complete_runs
 from holdfast.cli.runs import find_run, run_name, runs_dir_option, runs_directory
 from holdfast.cli.subjects import open_run
-from holdfast.display.grid import make_console
-from holdfast.display.paging import print_paged
+from holdfast.display.grid import make_console, print_paged
 from holdfast.display.terminal import echo_json, printable
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.plan.changes import format_count
 from holdfast.report.run_view import RunView
-from holdfast.report.selection import Chosen, Criteria, find_graders, find_sample, sample_ids
 from holdfast.report.timeline import trial_timeline
-from holdfast.report.transcript import Writer, draw_failure, draw_run, draw_timeline
+from holdfast.report.transcript import (
+    Chosen,
+    Criteria,
+    Writer,
+    draw_failure,
+    draw_run,
+    draw_timeline,
+    find_graders,
+    find_sample,
+    sample_ids,
+)
 from holdfast.store.catalog import summarize_run
 from holdfast.store.rundir import RunDir
 
@@ -105,7 +113,7 @@ def command(
 
 
 def _timelines(view: RunView, name: str) -> Iterator[Timeline]:
-    """Yield the trials of a sample, or the one that is named."""
+    """Yield all trials of a sample, or the named one."""
     sample, number = find_sample(view, name)
     for each in range(1, view.manifest.trials + 1) if number is None else (number,):
         if (trial := view.trial(sample, each)) is not None:
@@ -126,7 +134,7 @@ def _print_timelines(timelines: Iterable[Timeline]) -> int:
 
 
 def _draw_run(view: RunView, chosen: Chosen, most: int | None, *, whole: bool) -> Iterator[RenderableType]:
-    """Draw the wanted trials; the `whole` run begins with its numbers, and has only the first few of them."""
+    """Draw the wanted trials; for the `whole` run, draw its numbers and only the first few trials."""
     from rich.text import Text
 
     write = Writer(terminal=sys.stdout.isatty())

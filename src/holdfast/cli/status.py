@@ -20,12 +20,11 @@ from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.collecting import collect_batches
 from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.export.registry import unfinished_exports
-from holdfast.report.waiting import batch_lines
+from holdfast.report.table import batch_lines
 from holdfast.store.batches import waiting_batches
+from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog import summarize_run
-from holdfast.store.index import uncertain_trials
 from holdfast.store.run_lock import holders
-from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.watch.status import JobPicture, Picture, TaskPicture
     from holdfast.engine.collecting import Collected
     from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import RunDir
 
 _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
@@ -210,6 +210,8 @@ def _collect(rundir: RunDir, manifest: Manifest) -> Collected | None:
 
 def look_at_run(path: Path) -> RunPicture:
     """Return the status of a run. The permission to read is enough, except to collect batches."""
+    from holdfast.store.rundir import RunDir
+
     rundir = RunDir(path)
     manifest = rundir.read_manifest()  # raises what is wrong with it
     held_by = tuple(map(str, holders(rundir)))
@@ -223,7 +225,7 @@ def look_at_run(path: Path) -> RunPicture:
     if listed.status in ("running", "unfinished"):
         index = rundir.load(repair=False)
         uncertain = uncertain_trials(index, running=listed.status == "running")
-        errors = sum(key not in index.outputs and key not in uncertain for key in index.attempts)
+        errors = sum(key not in uncertain and index.output(key) is None for key in index.attempts)
     return RunPicture(
         id=listed.id,
         name=listed.name,

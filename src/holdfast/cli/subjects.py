@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_subject(name: str, runs_dir: Path) -> Subject | Path:
-    """Find an invocation or its task by id or path, or else a run on this machine."""
+    """Find an invocation or one of its tasks, by id or path, or a run on this machine, by path or id."""
     try:
         return find(name)
     except NotKnown as error:
@@ -31,12 +31,12 @@ def find_subject(name: str, runs_dir: Path) -> Subject | Path:
 
 
 def fetch_run(name: str, runs_dir: Path) -> Path:
-    """Return a run to read: on this machine, or a copy of the run of a task or `HOST:PATH`."""
+    """Find a run to read: one on this machine, as with `find_run`, or a copy of a task's run or of `HOST:PATH`."""
     return fetch_runs(name, runs_dir, most=1)[0]
 
 
 def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]:
-    """Return runs to read, as `fetch_run` does; for an invocation, the runs of its tasks, at most `most`."""
+    """Find runs to read, as with `fetch_run`; an invocation has one for each task, and may have at most `most`."""
     try:
         path = find_run(name, runs_dir)
     except NoSuchRun as error:
@@ -56,7 +56,7 @@ def fetch_runs(name: str, runs_dir: Path, most: int | None = None) -> list[Path]
 
 
 def _refuse_invocation(name: str, path: Path) -> None:
-    """Raise UsageError if a name is also the beginning of an invocation's id."""
+    """Raise UsageError if the beginning of a run's id is also the beginning of an invocation's."""
     if path != Path(name) and (others := sorted((home_directory() / "invocations").glob(f"{name}*.json"))):
         raise UsageError(
             f"{name!r} is ambiguous: it is the beginning of a run, {path}, and of invocation {others[0].stem}",

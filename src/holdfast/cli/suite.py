@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.cli.errors import command_line, show_note
 from holdfast.cli.running import export_results, run_locally
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.types import Result
 from holdfast.engine.session import preview_run
 from holdfast.engine.suite import run_suite

@@ -72,7 +72,7 @@ def list_tasks(glob: str, every: bool, as_json: bool) -> int:
 
 
 def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with one instead of those of each family, such as the translations of MMLU."""
+    """Return the rows with one row for each family, such as the translations of MMLU."""
     families = Counter(table().family(row["name"]) for row in rows)
     shown: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -85,7 +85,7 @@ def _with_families(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the name, the metric and everything else of a benchmark for a line of the list."""
+    """Return the name, the metric and the other cells of a benchmark in the list."""
     details = [row["measures"]] if row.get("measures") else []
     if row.get("shots") is not None:
         details.append(f"{row['shots']} examples")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PORT = 4653
 _FOLLOW_SECONDS = 10.0
-"""between two looks at an unfinished run on a cluster"""
+"""seconds between two looks at an unfinished run on a cluster"""
 
 
 @click.command("view")
@@ -70,8 +70,8 @@ def command(
     RUN may also be an invocation or HOST:PATH: its runs are copied from the cluster, and followed until they are
     finished.
 
-    The server only reads, and follows runs that are being written. It answers only on this machine and only to those
-    who have the key in the address that it prints. Ctrl-C ends it.
+    The server only reads, and follows runs that are being written. It answers only on this machine, and only with
+    the key in the address that it prints. Ctrl-C ends it.
     """
     if not is_loopback(host) and not allow_network:
         raise UsageError(
@@ -144,7 +144,7 @@ def _follow_copies(names: tuple[str, ...], root: Path, named: Mapping[str, RunDi
             for name in names:
                 fetch_runs(name, root)
             last = ""
-        except HoldfastError as error:  # the cluster is away; its jobs go on, and so does this
+        except HoldfastError as error:  # the cluster cannot be reached; its jobs go on, and so does the viewer
             if error.message != last:
                 show_warning(error.message)
             last = error.message
@@ -161,7 +161,7 @@ def _address(rules: AccessRules, host: str, page: str) -> str:
 
 
 def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping[str, str]) -> list[str]:
-    """Return the command that makes the address work on the user's own machine, where that is another one."""
+    """Return the command that makes the address work on the user's own machine, if that is another one."""
     connection = variables.get("SSH_CONNECTION", "").split()
     if not connection and socket_path is None:
         return []
@@ -174,7 +174,7 @@ def _forwarding(rules: AccessRules, socket_path: Path | None, variables: Mapping
 
 
 def _can_open(variables: Mapping[str, str]) -> bool:
-    """True if a browser would open on the user's own screen, and not as text in this terminal."""
+    """Return True if a browser opens on the user's own screen, and not as text in this terminal."""
     if variables.get("SSH_CONNECTION"):
         return False
     return sys.platform == "darwin" or any(variables.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
@@ -192,5 +192,5 @@ def _open_browser(address: str, home: Path) -> None:
         '<!doctype html><meta charset="utf-8"><title>Holdfast</title>'
         f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Holdfast</a></p>\n',
     )
-    # Some browsers are waited for until they are closed.
+    # Some browsers return only when they are closed.
     threading.Thread(target=webbrowser.open, args=(path.absolute().as_uri(),), daemon=True).start()

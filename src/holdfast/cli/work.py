@@ -12,7 +12,7 @@ import click
 from holdfast.cli.errors import command_line
 from holdfast.cli.flags import Concurrency, lock_timeout
 from holdfast.cli.running import export_results
-from holdfast.display.choice import make_display
+from holdfast.display.displays import make_display
 from holdfast.display.terminal import echo, echo_json
 from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.signals import Signals

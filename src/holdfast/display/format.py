@@ -1,17 +1,24 @@
-"""Format numbers and progress for people."""
+"""Format numbers and progress for people, and tables for notebooks.
+
+In HTML every text is escaped: names and messages come from datasets and models.
+"""
 
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import TYPE_CHECKING
 
+from holdfast.display.terminal import printable
 from holdfast.plan.changes import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from holdfast.display.types import SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress, RateLimit
-    from holdfast.store.index import Spent
+    from holdfast.store.spent import Spent
 
 
 def duration(seconds: float | None) -> str:
@@ -63,14 +70,14 @@ def _signed(value: float) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Format a sum; a small one has more digits, and one too small for them is not shown as nothing."""
+    """Format a sum in dollars; small sums have more digits, and a tiny sum is not shown as 0."""
     if 0 < cost < 0.00005:
         return "<$0.0001"
     return f"${cost:.2f}" if cost >= 1 or cost == 0 else f"${cost:.4f}"
 
 
 def tokens(spent: Spent) -> str:
-    """Format the tokens of a run, as far as they are known."""
+    """Format the tokens of a run; an unknown part is shown as unknown."""
     if not spent.unmetered:
         return f"{spent.tokens:,} tokens"
     return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
@@ -84,13 +91,13 @@ def money(spent: Spent) -> str:
 
 
 def inside(progress: Progress) -> list[str]:
-    """List turns and calls so far. Long trials may take minutes, in which no other number changes."""
+    """List turns and calls so far: in long trials, no other number may change for minutes."""
     counts = ((progress.turns, "turn"), (progress.calls, "call"))
     return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
 
 
 def rate(per_second: float) -> str:
-    """Format a rate per second, or per minute or hour where it is low; return an empty text for none."""
+    """Format a rate per second, or per minute or hour if it is low; return an empty text for 0."""
     if per_second <= 0:
         return ""
     for factor, unit in ((1, "s"), (60, "min")):
@@ -100,13 +107,13 @@ def rate(per_second: float) -> str:
 
 
 def pace(progress: Progress) -> list[str]:
-    """Describe the rate and the time left, as far as they are known."""
+    """Describe the rate and the time left, if known."""
     eta = progress.eta
     return [part for part in (rate(progress.rate), "" if eta is None else f"{duration(eta)} left") if part]
 
 
 def scores(progress: Progress, most: int = 6) -> list[str]:
-    """List each grader's running score with the number of its verdicts; of many graders, those that are behind."""
+    """List each grader's running score with the number of its verdicts; of many graders, the slowest."""
     names = [name for name, counts in progress.graders.items() if counts.scored]
     shown = set(sorted(names, key=lambda name: progress.graders[name].grades)[:most])
     parts = [
@@ -144,7 +151,7 @@ def trouble(progress: Progress) -> list[str]:
 
 
 def rate_limit_text(where: str, limited: RateLimit) -> str:
-    """Describe a rate limit: whose it is, and for how long no answer has come."""
+    """Describe a rate limit: whose it is, and how long requests have waited."""
     whom = "" if where == "target" else f" of {where}"
     return (
         f"waiting for a rate limit{whom} for {duration(limited.seconds)} ({format_count(limited.waiting, 'request')})"
@@ -152,13 +159,13 @@ def rate_limit_text(where: str, limited: RateLimit) -> str:
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """Put a message on one line, and cut it where it is very long."""
+    """Put a message on one line, and cut it if it is very long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 
 
 def without_details(message: str) -> str:
-    """Strip a message of quoted names and numbers, in which failures of one cause differ."""
+    """Strip a message of quoted names and numbers, in which failures with the same cause differ."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", message)
 
 
@@ -170,6 +177,20 @@ def in_flight(progress: Progress) -> list[str]:
 
 
 def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | None = None) -> str:
-    """Return the two lines that are shown before a run starts; a run of a suite has the names that it has there."""
+    """Return the two lines that are shown before a run starts; a run of a suite is named as in the suite."""
     head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
     return f"{head} · {path}\n{plan}"
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table of plain values."""
+    head = "".join(f"<th>{escape(printable(column))}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_text(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return f"<p>{escape(printable(text))}</p>"

@@ -1,15 +1,17 @@
-"""Tables that fit the terminal: columns are left out before a number is cut, and names wrap.
+"""The console, and tables that fit it: columns are left out before a number is cut, and names wrap.
 
 `fit_table` makes a table of rich. `print_list` prints thousands of rows, for which rich would take seconds.
+`print_paged` prints what may be longer than the screen.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import click
 from rich.box import HEAVY_HEAD
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -49,10 +51,10 @@ class Column(NamedTuple):
 
 
 class SafeConsole(Console):
-    """A console of rich that spells out control characters in texts. Those of rich's own are no text, and stay."""
+    """A console of rich that spells out control characters in texts; rich's own control codes pass."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Spell out a text before it is laid out, and whatever else is drawn after it is."""
+        """Spell out a text before its layout, and anything else after it."""
         for segment in super().render(_spelled(renderable) if isinstance(renderable, Text) else renderable, options):
             text = segment.text
             if segment.control or text.isprintable() or text == "\n":
@@ -61,7 +63,7 @@ class SafeConsole(Console):
                 yield Segment(printable(text), segment.style)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Make a text of a string, spelled out."""
+        """Return a string as a text, spelled out."""
         return super().render_str(printable(text), **options)
 
 
@@ -80,9 +82,9 @@ def _spelled(text: Text) -> Text:
 
 
 def make_console(piped_width: int = 120) -> Console:
-    """Return the console of standard output; into a pipe it is as wide as a table may need."""
+    """Return the console of standard output; in a pipe it is as wide as a table may need."""
     piped = not sys.stdout.isatty()
-    # Names and paths are the users': square brackets and colons in them mean themselves.
+    # Square brackets and colons in users' names and paths are no markup.
     return SafeConsole(
         markup=False, emoji=False, highlight=False, soft_wrap=piped, width=piped_width if piped else None
     )
@@ -155,7 +157,7 @@ def _fold(cell: str, width: int) -> list[str]:
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> bool:
-    """Tell whether a table with all its columns is no wider than `width`."""
+    """Return True if a table with all its columns is no wider than `width`."""
     return _min_width(columns, _longest_cells(columns, rows), range(len(columns)), plain=False) <= width
 
 
@@ -168,7 +170,7 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, 
 
 
 def _wrap(cell: Cell, width: int) -> Cell:
-    """Break a name that is too long into lines, after a hyphen or the like rather than inside a word."""
+    """Break a name that is too long into lines, preferably after a hyphen or the like."""
     if isinstance(cell, Text) or cell_len(cell) <= width:
         return cell
     lines = [""]
@@ -204,7 +206,7 @@ def _widths(
             break
         widths[widest] -= 1
         too_wide -= 1
-    for number in shown:  # titles stand on one line where there is room
+    for number in shown:  # titles are on one line if there is room
         more = min(max(0, cell_len(columns[number].title) - widths[number]), max(0, -too_wide))
         widths[number] += more
         too_wide += more
@@ -229,3 +231,29 @@ def _length(cell: Cell) -> int:
 def _word(title: str) -> int:
     """Return the width of a title's longest word; a title may wrap, and very long words are broken."""
     return min(_LONGEST_WORD, max((cell_len(word) for word in title.split()), default=0))
+
+
+def print_paged(pieces: Iterable[RenderableType]) -> None:
+    """Print pieces as they come; on a terminal, start `$PAGER` once there is more than a screen of them."""
+    console = make_console()
+    if not sys.stdout.isatty():
+        for piece in pieces:
+            console.print(piece)
+        return
+    texts = _draw(console, pieces)
+    screen: list[str] = []
+    room = console.height - 1
+    for text in texts:
+        screen.append(text)
+        room -= text.count("\n")
+        if room < 0:
+            click.echo_via_pager(chain(screen, texts))
+            return
+    sys.stdout.write("".join(screen))
+
+
+def _draw(console: Console, pieces: Iterable[RenderableType]) -> Iterator[str]:
+    for piece in pieces:
+        with console.capture() as capture:
+            console.print(piece)
+        yield capture.get()

@@ -30,10 +30,10 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def printable_json(text: str) -> str:
-    """Escape these characters in JSON as JSON does, which changes no value."""
+    """Escape these characters in JSON, which changes no value."""
     if text.isprintable():
         return text
-    # Those between tokens, line breaks and the like, are not part of a value, and stay.
+    # Line breaks and tabs between tokens are not part of a value, and stay.
     return re.sub(UNSAFE, lambda match: match[0] if match[0] in "\n\r\t" else f"\\u{ord(match[0]):04x}", text)
 
 

@@ -28,9 +28,8 @@ from holdfast.plan.votes import combine_votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import read_output
+from holdfast.store.heads import Moment, read_output, ref_of
 from holdfast.store.records import Grade, GradeStatus, Together, to_microseconds, to_milliseconds
-from holdfast.store.refs import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,9 +43,9 @@ if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, Verdict, WaitingGrader
     from holdfast.plan.plan import Work
     from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.store.index import Index
+    from holdfast.store.heads import VerdictRef
+    from holdfast.store.index import RunIndex
     from holdfast.store.records import Output
-    from holdfast.store.refs import VerdictRef
 
 
 class Grading:
@@ -56,7 +55,7 @@ class Grading:
         self,
         graders: Sequence[InstantGrader | WaitingGrader],
         work: Work,
-        index: Index,
+        index: RunIndex,
         retrier: Retrier,
         recorder: Recorder,
         width: int,
@@ -69,9 +68,8 @@ class Grading:
         self._work = work
         self.checkpoints = frozenset(slot.turn for slot in work.slots if slot.turn) if graders else frozenset()
         """the turns after which graders look at a conversation"""
-        self._all_new = not index.verdicts and all(slot.turn is None for slot in work.slots)
+        self._all_new = not index.has_verdicts and all(slot.turn is None for slot in work.slots)
         """no output that this process generates can have a verdict already"""
-        self._index = index
         self._retrier = retrier
         self._recorder = recorder
         self._notice = notice
@@ -103,8 +101,9 @@ class Grading:
         if pending.output is None and self._all_new:
             missing = tuple([number for number in pending.panel.graders if not slots[number].votes])
         else:
-            ref = pending.output or self._index.outputs[pending.key]
-            missing = self._work.missing(pending.key, ref, self._index.verdicts, pending.panel)
+            ref = pending.output or ref_of(case.output)
+            missing = self._work.missing(ref, self._recorder.verdicts(pending.key), pending.panel)
+            self._recorder.forget_verdicts(pending.key)
         self._recorder.expect_grades(pending.key, missing)
         for number in missing:
             if slots[number].turn is not None:
@@ -315,15 +314,14 @@ class Grading:
         if slot.votes:
             votes = [self._verdict(case, pending, vote) for vote in slot.votes]
             return combine_votes(votes, slot.combine, slot.threshold)
-        verdict: VerdictRef | None = self._index.verdicts.get(self._key(case, pending, number))
-        return verdict
+        key = slot.fingerprint, slot.turn, self._judged(case, pending, number)
+        return None if self._all_new else self._recorder.verdicts(pending.key).get(key)
 
-    def _key(self, case: Case, pending: PendingTrial, number: int) -> str:
-        """Return the key of a grader's verdict on an output."""
+    def _judged(self, case: Case, pending: PendingTrial, number: int) -> str:
+        """Return the digest of what a grader judges of an output."""
         output, slot = case.output, self._work.slots[number]
         tokens = output.usage.tokens if slot.measures else None
-        moment = Moment(output.digest, tokens, output.timing.seconds)
-        return slot.key(pending.key, moment, pending.sample.row)
+        return slot.judged(Moment(output.digest, tokens, output.timing.seconds), pending.sample.row)
 
     def record(
         self, case: Case, pending: PendingTrial, number: int, result: Verdict | AttemptError, seconds: float
@@ -340,12 +338,13 @@ class Grading:
             status = "skipped" if score is None else "passed" if _passes(result, slot.threshold) else "failed"
         return Grade(
             key=pending.key,
-            grade_key=self._key(case, pending, number),
             sample=pending.sample.id,
             trial=pending.trial,
             grader=block.name,
             type=block.type,
+            by=slot.fingerprint,
             turn=slot.turn,
+            judged=self._judged(case, pending, number),
             status=status,
             score=score,
             weight=block.weight,
@@ -418,6 +417,7 @@ class Sets:
 
     async def grade(self) -> None:
         """Grade what the set graders have not graded yet, unless outputs are still missing."""
+        self._session.refresh()
         trials, index = list(self._trials()), self._session.index
         lacking = sum(trial.output is None for trial in trials)
         digest: str | None = None
@@ -432,7 +432,7 @@ class Sets:
                     "--accept-errors"
                 )
                 continue
-            digest = digest or set_digest((key, ref.digest) for key, ref in index.outputs.items())
+            digest = digest or set_digest((key, ref.digest) for key, ref in index.all_outputs())
             await self._grade(number, members, digest)
 
     def _trials(self) -> Iterator[PendingTrial]:
@@ -443,12 +443,12 @@ class Sets:
             panel = survey.panels.panel_at(position)
             for trial in range(1, work.trials + 1):
                 key = work.key(sample.asked, trial)
-                yield PendingTrial(sample, trial, key, index.outputs.get(key), (), panel)
+                yield PendingTrial(sample, trial, key, index.output(key), (), panel)
 
     def _lacks(self, trial: PendingTrial, number: int) -> bool:
         assert trial.output is not None
-        work, verdicts = self._session.identity.work, self._session.index.verdicts
-        return number in work.missing(trial.key, trial.output, verdicts, trial.panel)
+        verdicts = self._session.index.verdicts(trial.key)
+        return number in self._session.identity.work.missing(trial.output, verdicts, trial.panel)
 
     async def _grade(self, number: int, members: Sequence[PendingTrial], digest: str) -> None:
         """Ask a grader about the outputs, and record its verdict on each."""

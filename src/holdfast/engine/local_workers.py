@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -34,7 +35,6 @@ from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
 from holdfast.store.shared import journal_size
-from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
     from holdfast.display.types import Display
@@ -70,9 +70,7 @@ class _LocalWorkers:
         self._identity, self._rundir, self._plan = shared
         self._display = display
         self._started = time.monotonic()
-        reader = self._rundir.read_index()
-        reader.index.reserve(self._plan.total, len(self._identity.work.slots))
-        self._follower, self._followed = Follower(self._rundir, reader), reader.index
+        self._followed = self._rundir.load(repair=False)
         """the records of the run that were read so far"""
         self._ended: list[Ended] = []
         self._abandon_hint = "; Ctrl-C again to abandon them"
@@ -165,7 +163,7 @@ class _LocalWorkers:
         places = [] if options.skip_graders else grader_places(identity.spec)
         progress = Progress(
             plan,
-            index.spent,
+            index.spent(),
             outputs=plan.total - plan.to_run,
             graded=plan.finished + plan.reused,
             grades=not (options.skip_graders and identity.work.slots),
@@ -187,14 +185,13 @@ class _LocalWorkers:
                 self._say_in_flight()
                 time.sleep(_LOOK_SECONDS)
                 with suppress(OSError):
-                    for new_lines in self._follower.follow():
-                        for name, line in new_lines:
-                            self._show(name, line.head, progress)
+                    index.read(seen=partial(self._show, progress))
+                    progress.spent.become(index.spent())
                 _, progress.outputs, progress.graded = count_trials(index, plan.total, graders_per_trial)
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):
-            self._follower.refresh()
+            index.read()
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()
@@ -202,7 +199,7 @@ class _LocalWorkers:
             exporter.close()
         self._display.end()
 
-    def _show(self, name: str, head: Any, progress: Progress) -> None:
+    def _show(self, progress: Progress, name: str, head: Any) -> None:
         """Count a new line of a worker, and show it if it is a failure."""
         if name == "grades" and head.status != "error":
             progress.grade(place_name(head.grader, head.turn), head.score)
@@ -288,7 +285,7 @@ class _LocalWorkers:
             rundir,
             make_plan(identity.survey, identity.work, index),
             None,
-            index.spent,
+            index.spent(),
             reason,
             skipped_graders=options.skip_graders,
             so_far=count_so_far(identity, index, reason),
@@ -309,4 +306,4 @@ class _LocalWorkers:
         """Add what all workers spent, and what failed, to the outcome of the worker that wrote the report."""
         failures = gather_failures(self._rundir, self._identity, self._followed, None)
         wall = time.monotonic() - self._started
-        return replace(outcome, already=False, spent=self._followed.spent, failures=failures, wall=wall)
+        return replace(outcome, already=False, spent=self._followed.spent(), failures=failures, wall=wall)

@@ -124,7 +124,7 @@ class Loop:
         self.brake = Brake()
         self.progress = Progress(
             plan,
-            session.index.spent,
+            session.spent,
             outputs=plan.total - plan.to_run,
             graded=plan.finished + plan.reused,
             generates=not options.grade_only,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.report.failures import Failures
     from holdfast.spec.eval import Eval
     from holdfast.store.gate import GateOutcome
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
 
@@ -104,7 +104,7 @@ def _is_current(metrics: Metrics, spec: Eval) -> bool:
     )
 
 
-def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason: Reason | None) -> Failures | None:
+def gather_failures(rundir: RunDir, identity: RunIdentity, index: RunIndex, reason: Reason | None) -> Failures | None:
     """Read what failed from the run's records; after an interruption only if that is quick."""
     limit = {"most_bytes": _QUICK_BYTES} if isinstance(reason, Interrupted) else {}
     try:
@@ -113,9 +113,9 @@ def gather_failures(rundir: RunDir, identity: RunIdentity, index: Index, reason:
         return None  # it only summarizes records that stay on disk
 
 
-def count_so_far(identity: RunIdentity, index: Index, reason: Reason | None) -> Metrics | None:
+def count_so_far(identity: RunIdentity, index: RunIndex, reason: Reason | None) -> Metrics | None:
     """Compute the numbers of an unfinished run that has grades; after an interruption only if that is quick."""
     verdicts = identity.survey.count * identity.spec.trials * max(1, len(identity.work.slots))
-    if not index.verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
+    if not index.has_verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
         return None
     return report_so_far(identity, index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from holdfast.graders.build import place_name
 from holdfast.spec.redact import MARK, Secrets
-from holdfast.store.answers import KIND_CODES, answer_kind
+from holdfast.store.answers import answer_kind
+from holdfast.store.heads import VerdictRef
 from holdfast.store.records import to_line
-from holdfast.store.refs import OutputRef, VerdictRef, moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.engine.inputs import InputRecorder
     from holdfast.plan.progress import Progress
-    from holdfast.store.index import Index
+    from holdfast.store.heads import VerdictKey
+    from holdfast.store.index import RunIndex
     from holdfast.store.journal import Journal
-    from holdfast.store.lines import LineRef
     from holdfast.store.records import ErrorRecord, Grade, Output, Step
 
 
@@ -32,7 +32,7 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        index: Index,
+        index: RunIndex,
         progress: Progress,
         display: Display,
         *,
@@ -49,25 +49,30 @@ class Recorder:
         self._progress = progress
         self._display = display
         self._nothing_to_grade = nothing_to_grade
-        self._failed_before = frozenset(index.attempts)
+        self._spent = progress.spent
+        self._failed: Counter[tuple[str, str]] = Counter()
+        """failed attempts in this process, by trial and `target` or the grader's name"""
+        self._given: dict[str, dict[VerdictKey, VerdictRef]] = {}
+        """verdicts of checkpoints on conversations that are going on"""
         self._missing_grades: dict[str, int] = {}
         """by trial: how many verdicts it still lacks"""
 
     def failed_attempts(self, key: str, where: str) -> int:
         """Return how often the target, or a grader, has failed for a trial, in all processes."""
-        if where == "target":
-            return self._index.attempts.get(key, 0)
-        return self._index.grader_attempts.get((key, where), 0)
+        before = self._index.attempts.get(key, 0)
+        if where != "target":
+            before = self._index.grader_attempts.get((key, where), 0)
+        return before + self._failed[key, where]
 
     def failed_before(self, key: str) -> bool:
         """Return True if a trial already failed in an earlier process."""
-        return key in self._failed_before
+        return key in self._index.attempts
 
     async def step(self, record: Step) -> None:
         """Record a call of a trial; return when the record is on disk."""
         self._record_inputs()
         await self._journal.write("steps", to_line(record))  # its response was cleaned of secrets
-        self._index.spent.add(record.usage)
+        self._spent.add(record.usage)
         self._progress.step(record.kind)
 
     async def output(self, record: Output, *, usage_counted: bool) -> None:
@@ -77,12 +82,11 @@ class Recorder:
         if MARK in data:
             record = replace(record, redacted=data.count(MARK))
             data = to_line(record)
-        line = await self._journal.write("outputs", data)
-        self._keep_output(record, line)
+        await self._journal.write("outputs", data)
         timing = record.timing
         if not usage_counted:
-            self._index.spent.add(record.usage)
-        self._index.spent.add_time(timing.started, timing.started + timing.seconds)
+            self._spent.add(record.usage)
+        self._spent.add_time(timing.started, timing.started + timing.seconds)
         self._progress.outputs += 1
         self._progress.kinds[answer_kind(record.answer, record.stop)] += 1
         self._progress.graded += self._nothing_to_grade
@@ -93,22 +97,13 @@ class Recorder:
         if self._inputs is not None:
             self._inputs.flush()
 
-    def _keep_output(self, record: Output, line: LineRef) -> None:
-        """Add an output to the index, in half the time if it is new and has no rare field, like most."""
-        outputs, usage, timing = self._index.outputs, record.usage, record.timing
-        marks = () if isinstance(record.marks, UnsetType) else moments(record.marks, usage, timing.seconds)
-        stopped_by = None if isinstance(record.stopped_by, UnsetType) else record.stopped_by
-        kind = answer_kind(record.answer, record.stop)
-        row = None if isinstance(record.row, UnsetType) else record.row
-        if not marks and stopped_by is None:
-            path, offset, length = line
-            place = outputs.number_of(path), offset, length
-            times = timing.seconds, timing.started
-            if outputs.add_plain(record.key, *place, record.digest, usage, *times, row, KIND_CODES[kind]):
-                return
-        outputs[record.key] = OutputRef(
-            line, record.digest, usage, timing.seconds, marks, stopped_by, timing.started, row, kind
-        )
+    def verdicts(self, key: str) -> dict[VerdictKey, VerdictRef]:
+        """Return the verdicts on a trial: those of earlier processes, and of checkpoints in this one."""
+        return {**self._index.verdicts(key), **self._given.get(key, {})}
+
+    def forget_verdicts(self, key: str) -> None:
+        """Forget the verdicts of checkpoints on a trial, which has ended."""
+        self._given.pop(key, None)
 
     def expect_grades(self, key: str, graders: Sequence[int]) -> None:
         """Register the graders whose verdicts an output still lacks."""
@@ -129,6 +124,8 @@ class Recorder:
         record, line = self._without_secrets(record)
         await self._journal.write("grades", line)
         self._graded(record)
+        verdict = VerdictRef(record.status, record.score, record.usage)
+        self._given.setdefault(record.key, {})[record.by, record.turn, record.judged] = verdict
 
     def _without_secrets(self, record: Grade) -> tuple[Grade, bytes]:
         """Return a verdict whose explanation has no secrets, and its line."""
@@ -140,15 +137,8 @@ class Recorder:
         return record, to_line(record)
 
     def _graded(self, record: Grade) -> None:
-        key, status, score, usage = record.grade_key, record.status, record.score, record.usage
-        graded_at = 0.0 if isinstance(record.time, UnsetType) else record.time
-        counts = None if isinstance(record.counts, UnsetType) else record.counts
-        together = None if isinstance(record.together, UnsetType) else record.together
-        verdicts = self._index.verdicts
-        rare = counts is not None or together is not None
-        if rare or not verdicts.add_plain(key, status, score, usage, graded_at):
-            verdicts[key] = VerdictRef(status, score, usage, graded_at, counts, together)
-        self._index.spent.add_grade(usage, graded_at, record.seconds)
+        status, score = record.status, record.score
+        self._spent.add_grade(record.usage, record.time, record.seconds)
         self._display.grade(record)
         missing = self._missing_grades.pop(record.key, 0)
         if status == "error":
@@ -164,14 +154,10 @@ class Recorder:
         """Record a failed attempt without waiting for the disk."""
         traceback = record.traceback if isinstance(record.traceback, UnsetType) else self.secrets.hide(record.traceback)
         record = replace(record, message=self.secrets.hide(record.message), traceback=traceback)
-        if record.where == "target":
-            self._index.attempts[record.key] = record.attempt
-            self._index.note_failure(record.key, record.kind, math.inf)  # later than any clock
-        else:
-            self._index.grader_attempts[record.key, record.where] = record.attempt
+        self._failed[record.key, record.where] += 1
         if record.usage is not None:
-            self._index.spent.add(record.usage)
-        self._index.spent.add_time(record.time - record.seconds, record.time)
+            self._spent.add(record.usage)
+        self._spent.add_time(record.time - record.seconds, record.time)
         if not record.final:
             self._progress.retried[record.kind] += 1
         elif record.where != "target":

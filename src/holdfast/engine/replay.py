@@ -37,7 +37,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.errors import AttemptError, RestartTrial, Uncertain
-from holdfast.store.index import cut_off_calls, describe_cut_off, why_uncertain
+from holdfast.store.calls import cut_off_calls, describe_cut_off, why_uncertain
 from holdfast.store.records import (
     NO_USAGE,
     CallIntent,

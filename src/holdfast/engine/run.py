@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engine.brake import check_prices
@@ -18,7 +18,7 @@ from holdfast.engine.loop import run_loop
 from holdfast.engine.outcome import count_so_far, evaluate_gate, gather_failures
 from holdfast.engine.session import Alone, Parts, locate_run, open_session
 from holdfast.engine.user_code import unseen_code
-from holdfast.errors import DataError, Fault, Interrupted
+from holdfast.errors import DataError, Fault
 from holdfast.report.metrics import write_report
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
@@ -26,7 +26,6 @@ from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.batches import forget_results
 from holdfast.store.claims import end_rounds
-from holdfast.store.index import Index
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Target
 
 _ELSEWHERE: Final = {
-    "estimate": "holdfast.report.estimate:estimate_run",
+    "estimate": "holdfast.report.preview:estimate_run",
     "settle": "holdfast.engine.settlement:settle",
     "write_done": "holdfast.plan.done:write_done",
 }
@@ -108,9 +107,9 @@ def complete(run: Session) -> Outcome:
     if run.rundir.finished:
         run.rundir.reopen()
     remaining, reason = work(run)
-    outcome = _conclude(run, remaining, reason, started)
-    _cache_index(run, remaining, reason, finished=outcome.metrics is not None)
-    return outcome
+    if remaining is not run.plan:  # else nothing was recorded
+        run.refresh()
+    return _conclude(run, remaining, reason, started)
 
 
 def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: float) -> Outcome:
@@ -121,14 +120,14 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
     options = run.options
     failures = gather_failures(run.rundir, run.identity, run.index, reason)
     # Errors can be accepted; a call that may have happened has to be settled.
-    settled = all(key in run.index.outputs for key in run.index.uncertain)
+    settled = all(run.index.output(key) is not None for key in run.index.uncertain)
     finished = remaining.complete or (options.accept_errors and reason is None and settled)
     if not finished or (options.skip_graders and run.identity.work.slots and remaining.to_grade):
         return Outcome(
             run.rundir,
             remaining,
             None,
-            run.index.spent,
+            run.spent,
             reason,
             skipped_graders=options.skip_graders,
             grade_only=options.grade_only,
@@ -143,13 +142,13 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
         end_rounds(run.rundir)
         forget_results(run.rundir)
     except (Fault, DataError, OSError) as error:
-        return Outcome(run.rundir, remaining, None, run.index.spent, _report_fault(error))
+        return Outcome(run.rundir, remaining, None, run.spent, _report_fault(error))
     run.log.write(f"finished score={metrics.score} coverage={metrics.coverage}")
     return Outcome(
         run.rundir,
         remaining,
         metrics,
-        run.index.spent,
+        run.spent,
         gate=gate,
         failures=failures,
         wall=time.monotonic() - started,
@@ -204,17 +203,3 @@ def report_estimate(run: Session) -> None:
     if in_batches or Prices(target.model, run.spec.prices).known:
         for line in load_reference(_ELSEWHERE["estimate"])(run.identity, run.plan, run.rundir).cost_lines():
             run.notice(line)
-
-
-def _cache_index(run: Session, remaining: Plan, reason: Reason | None, *, finished: bool) -> None:
-    """Cache the index of a large run, for its next start and for runs that reuse its outputs."""
-    with suppress(OSError):
-        if run.rundir.keep_index(run.index):
-            if remaining.complete and run.index.origin:
-                load_reference(_ELSEWHERE["write_done"])(run.identity, run.rundir, run.index, b"\x01" * remaining.total)
-            return
-        if finished or isinstance(reason, Interrupted):
-            return  # reading everything would take too long
-        run.index = Index()  # two indexes of a large run take too much memory
-        for damage in run.rundir.cache_index():
-            run.notice(str(damage))

@@ -37,15 +37,16 @@ from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
 from holdfast.plan.plan import Plan, make_plan
-from holdfast.plan.reuse import adopt
+from holdfast.plan.reuse import adopt, choose_set
 from holdfast.report.so_far import count_trials
 from holdfast.spec.plugins import load_reference
+from holdfast.store.damage import cut_damage
 from holdfast.store.durable import advice_for, make_directory
-from holdfast.store.index import Index, load_index
+from holdfast.store.index import RunIndex
 from holdfast.store.lease import RunLease
 from holdfast.store.run_files import open_file
 from holdfast.store.run_lock import hold, join
-from holdfast.store.tail import Follower
+from holdfast.store.spent import Spent
 from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
@@ -94,12 +95,10 @@ class Parts(msgspec.Struct, frozen=True):
 class Loaded(msgspec.Struct, frozen=True):
     """The records of a run, and what is left to do."""
 
-    index: Index
+    index: RunIndex
     plan: Plan
     new: bool = False
     """this process has created the run directory"""
-    follower: Follower | None = None
-    """reads what other workers record, if there are any"""
 
 
 class RunLog:
@@ -170,17 +169,16 @@ class Worker(Alone):
     def load(self, notice: Callable[[str], None]) -> Loaded:
         """Read all records of the run. Only this worker's are repaired: the others' owners may be writing theirs."""
         worker, workers = self.worker, self.rundir.workers
-        own = load_index(
-            lambda name: [workers / f"{worker}/{name}.jsonl", *sorted(workers.glob(f"{worker}+*/{name}.jsonl"))],
-            repair=workers / f"{worker}/set-aside",
-            tails_only=True,  # others may refer to our lines by position
+        own = RunIndex(
+            lambda name: [workers / f"{worker}/{name}.jsonl", *sorted(workers.glob(f"{worker}+*/{name}.jsonl"))]
         )
+        own.read(durable=True)
+        cut_damage(own, workers / f"{worker}/set-aside", tails_only=True)  # others may refer to our lines by position
         for damage in own.damage:
             notice(f"{worker}: {damage}")
-        reader = self.rundir.read_index()
-        index, follower = reader.index, Follower(self.rundir, reader, skip_worker=worker)
+        index = self.rundir.load(repair=False)
         self.identity.work.drop_unfit(index)
-        return Loaded(index, _plan(self.identity, index), follower=follower)
+        return Loaded(index, _plan(self.identity, index))
 
 
 class Finisher(Alone):
@@ -204,13 +202,13 @@ class Session(msgspec.Struct):
     lease: RunLease
     plan: Plan
     parts: Parts = Parts()
-    index: Index = msgspec.field(default_factory=Index)
+    index: RunIndex = msgspec.field(default_factory=lambda: no_records())
     lost: threading.Event = msgspec.field(default_factory=threading.Event)
     """set when another process has taken over the lease"""
     finished: Outcome | None = None
     """the outcome of a run that is finished and needs nothing more"""
-    follower: Follower | None = None
-    """reads what the other workers record"""
+    spent: Spent = msgspec.field(default_factory=Spent)
+    """what the run has spent so far, with what this process spends"""
 
     @property
     def identity(self) -> RunIdentity:
@@ -256,10 +254,20 @@ class Session(msgspec.Struct):
         """Show a message to the user, and write it to run.log."""
         show_notice(self.display, self.log, message)
 
+    def refresh(self) -> None:
+        """Read what was recorded since the run was opened."""
+        self.index = self.rundir.refresh(self.index)
+        choose_set(self.index)
+
     def warn(self, message: str) -> None:
         """Show a failure that does not end the run, and write it to run.log."""
         self.display.warning(message)
         self.log.write(f"warning {message}")
+
+
+def no_records() -> RunIndex:
+    """Return the index of a run that has no journals."""
+    return RunIndex(lambda _: ())
 
 
 def show_notice(display: Display, log: RunLog, message: str) -> None:
@@ -298,7 +306,7 @@ def open_session(access: Alone, display: Display, parts: Parts | None = None) ->
         except OSError as error:
             raise _unusable(rundir, error) from error
         new = loaded.new
-        run = Session(access, display, lease, loaded.plan, parts, loaded.index, lost, follower=loaded.follower)
+        run = Session(access, display, lease, loaded.plan, parts, loaded.index, lost, spent=loaded.index.spent())
         del loaded  # the session drops its index at the end
         yield run
     except HoldfastError:
@@ -339,7 +347,7 @@ def preview_run(spec: Eval, options: Options) -> tuple[RunIdentity, RunDir, Plan
     if not options.fresh:
         _check_journals(rundir)
     others = [] if options.fresh else other_runs(identity, rundir, options.runs_dir)
-    index = Index() if options.fresh else rundir.load(repair=False)
+    index = no_records() if options.fresh else rundir.load(repair=False)
     _, plan = plan_with_reuse(identity, index, options.runs_dir, others)
     return identity, rundir, plan
 
@@ -363,28 +371,24 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     for damage in index.damage:
         notice(str(damage))
     if options.again:
-        index.verdicts.clear()
+        index.ignore_verdicts()
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    known_done = b""
-    if index.origin and not options.again:
-        known_done = load_reference("holdfast.plan.done:read_done")(identity, rundir, index)
-    borrowed, plan = plan_with_reuse(
-        identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
-    )
-    index.reserve(plan.total, len(identity.work.slots))
+    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
     if borrowed:
-        adopt(borrowed, rundir, index)
-    if index.origin and not options.again and plan.done != known_done:
-        load_reference("holdfast.plan.done:write_done")(identity, rundir, index, plan.done)
+        adopt(borrowed, rundir)
+        if borrowed.shared is None:
+            index.read()
+        else:
+            index = rundir.load(repair=True)
     return Loaded(index, plan, new)
 
 
-def _plan(identity: RunIdentity, index: Index) -> Plan:
+def _plan(identity: RunIdentity, index: RunIndex) -> Plan:
     """Estimate what is left of a run, without looking up each trial while outputs are missing."""
     survey, work = identity.survey, identity.work
-    total, outputs = survey.count * work.trials, len(index.outputs)
+    total, outputs = survey.count * work.trials, index.count_outputs()
     if outputs >= total:
         return make_plan(survey, work, index)
     graded = count_trials(index, total, survey.panels.mean).graded

@@ -17,10 +17,10 @@ from msgspec import UNSET, UnsetType
 from holdfast.data.dataset import Dataset
 from holdfast.display.format import one_line
 from holdfast.errors import Fault, UsageError
+from holdfast.store.calls import cut_off_calls, is_decision, read_steps, uncertain_trials
 from holdfast.store.durable import advice_for
-from holdfast.store.index import cut_off_calls, is_decision, read_steps, uncertain_trials
+from holdfast.store.heads import decode_line
 from holdfast.store.journal import append_lines
-from holdfast.store.lines import LineRef, search
 from holdfast.store.records import (
     NO_USAGE,
     CallIntent,
@@ -80,14 +80,14 @@ def settle(run: Session) -> None:
     """Record the decisions in a run's options; raise UsageError, and record nothing, if one of them is wrong."""
     begun = [
         _Trial(key, steps[0].sample, steps[0].trial, steps, cut_off_calls(steps))
-        for key, lines in run.index.steps.items()
-        if key not in run.index.outputs and (steps := read_steps(lines))
+        for key in run.index.begun()
+        if (steps := read_steps(run.index.steps(key)))
     ]
     typed = [_read(text, begun, run) for text in dict.fromkeys(run.options.settle)]
     decisions = [decision for decision in typed if decision is not None]
     _check_once(decisions)
     for decision in decisions:
-        _append(run, decision.trial.key, _steps(decision))
+        _append(run, _steps(decision))
         calls = ", ".join(map(describe_call, decision.calls)) or "the trial begins again"
         run.notice(f"{decision.trial.name}: {decision.verb}: {calls}")
     run.plan = msgspec.structs.replace(run.plan, uncertain=len(uncertain_trials(run.index)))
@@ -151,9 +151,7 @@ def _was_settled(run: Session, sample: str, trial: int) -> bool:
     if row is None:
         return False
     key = run.identity.work.key(row.asked, trial)
-    words = b'{"key":%b,' % msgspec.json.encode(key)
-    lines = [line.data for path in run.rundir.journals("steps") for line in search(path, words)]
-    return any(is_decision(msgspec.json.decode(line, type=Step)) for line in lines)
+    return any(is_decision(decode_line(Step, line)) for line in run.index.steps(key))
 
 
 def _check_once(decisions: Sequence[_Decision]) -> None:
@@ -199,14 +197,12 @@ def _changes(decision: _Decision, intent: Step) -> dict[str, Any]:
     return {"kind": "tool", "response": msgspec.to_builtins(response)}
 
 
-def _append(run: Session, key: str, steps: Sequence[Step]) -> None:
+def _append(run: Session, steps: Sequence[Step]) -> None:
     """Append steps to the run's journal, all of them or none, and to the index."""
     path = run.journals / "steps.jsonl"
     lines = [to_line(step) for step in steps]
     try:
-        offset = append_lines(path, b"".join(lines))
+        append_lines(path, b"".join(lines))
     except OSError as error:
         raise Fault("disk", f"cannot write {path}: {error.strerror or error}", remedy=advice_for(error)) from error
-    for line in lines:
-        run.index.steps[key].append(LineRef(path, offset, len(line) - 1))
-        offset += len(line)
+    run.index.read()

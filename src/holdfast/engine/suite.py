@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Cell, SuiteLimits
-    from holdfast.store.index import Spent
+    from holdfast.store.spent import Spent
 
 _BUDGETS: Final[tuple[BudgetName, ...]] = ("max_cost", "token_budget", "max_time")
 
@@ -146,7 +146,7 @@ class _Ledger:
         self._spent: list[dict[BudgetName, float]] = [dict.fromkeys(_BUDGETS, 0.0) for _ in identities]
         if self._limits and not options.fresh:
             for number, identity in enumerate(identities):
-                self.note(number, identity.directory(options.runs_dir).load(repair=False).spent)
+                self.note(number, identity.directory(options.runs_dir).load(repair=False).spent())
         self._lent: dict[str, float] = {}
         """limits of the last cell that come from the suite"""
 

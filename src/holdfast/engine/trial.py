@@ -34,7 +34,8 @@ from holdfast.spec.plugins import load_reference
 from holdfast.spec.trial_limits import trial_limits
 from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
-from holdfast.store.index import read_output, read_steps
+from holdfast.store.calls import read_steps
+from holdfast.store.heads import read_output
 from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
 from holdfast.targets.types import Reply
 
@@ -100,7 +101,7 @@ class Trials:
         self.sees_part = fields_of_target(self.spec) is not None
         """messages before the prompt are not what the target said"""
         self.checkpoints = grading.checkpoints
-        self._recorded_calls = session.index.steps
+        self._index = session.index
 
     async def run(self, pending: PendingTrial) -> None:
         """Generate the trial's output unless it has one, and grade it."""
@@ -122,7 +123,7 @@ class Trials:
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline) -> Replay:
         """Return the record of a trial's calls, including calls of earlier processes."""
-        recorded = read_steps(self._recorded_calls.pop(pending.key, []))
+        recorded = read_steps(self._index.steps(pending.key))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None

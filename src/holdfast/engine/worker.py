@@ -178,7 +178,7 @@ def run_worker(
             remaining, reason = work(run, chunks)
             if reason is None and chunks.all_done:
                 return finish_run(identity, rundir, options, display, run.notice, run.lease)
-            spent = run.index.spent
+            spent = run.spent
             return Outcome(rundir, remaining, None, spent, reason, skipped_graders=options.skip_graders)
     except RunBeingFinished:  # that process may die before it has finished
         return finish_run(identity, rundir, options, display, display.notice)
@@ -205,7 +205,7 @@ def finish_run(
         plan, spent = Plan(identity.survey.count, identity.work.trials, 0, 0, 0), None
         if not rundir.finished:  # else the numbers are not needed, and reading a large run takes long
             index = rundir.load(repair=False)
-            plan, spent = make_plan(identity.survey, identity.work, index), index.spent
+            plan, spent = make_plan(identity.survey, identity.work, index), index.spent()
         return Outcome(rundir, plan, None, spent, skipped_graders=options.skip_graders, finisher=finisher)
     try:
         await_workers(rundir)
@@ -236,8 +236,6 @@ class Chunks(Supply):
         self._session = session
         self._round = claim_round
         self._claims = claims
-        assert session.follower is not None
-        self._follower = session.follower
         self._rows = _Rows(session, claim_round)
         self._ready: deque[PendingTrial] = deque()
         self._chunk_of: dict[str, int] = {}
@@ -352,8 +350,8 @@ class Chunks(Supply):
     async def _catch_up(self) -> None:
         """Read what the other workers have done and spent."""
         async with self._one_at_a_time:
-            while news := await asyncio.to_thread(self._follower.read):
-                self._follower.apply(news)
+            await asyncio.to_thread(self._session.index.read)
+            self._session.spent.become(self._session.index.spent())
 
     async def _follow(self) -> None:
         while True:
@@ -382,15 +380,12 @@ class _Rows:
         """Return the unfinished trials of a chunk."""
         identity, (first, end) = self._session.identity, self._round.chunks[chunk]
         per_sample = identity.work.trials
-        unfinished = []
+        unfinished: list[PendingTrial] = []
         self._go_to(first // per_sample, chunk)
         for position, sample in self._between(first // per_sample, (end - 1) // per_sample):
             panel = identity.survey.panels.panel_at(position)
-            for trial in range(1, per_sample + 1):
-                if first <= position * per_sample + trial - 1 < end:
-                    pending = find_pending(sample, trial, panel, identity.work, self._session.index)
-                    if pending is not None:
-                        unfinished.append(pending)
+            numbers = range(max(first, position * per_sample), min(end, (position + 1) * per_sample))
+            unfinished += find_pending(sample, panel, identity.work, self._session.index, numbers)
         return unfinished
 
     def _go_to(self, first: int, chunk: int) -> None:

@@ -1,7 +1,7 @@
 """A run as a JUnit report, which CI systems read: a test suite per run, a test case per trial.
 
-A failed trial is a failure with the graders' feedback, one without a verdict an error, one that no grader looked at
-is skipped. Each condition of the run's gate is a test case, too.
+A failed trial is a failure with the graders' feedback, a trial without a verdict is an error, and a trial that no
+grader applies to is skipped. Each condition of the run's gate is a test case, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write_junit(view: RunView, folder: Path) -> list[Path]:
 
 
 def _case(trial: GradedTrial | Pending, classname: str, *, several: bool) -> tuple[str, str, float]:
-    """Return a trial's status, its test case, and how long it took."""
+    """Return a trial's status, its test case, and its duration."""
     if not isinstance(trial, GradedTrial):
         case = {"classname": classname, "name": _name(trial.sample, trial.trial, several=several)}
         message = trial.error or "not run yet"

@@ -1,20 +1,26 @@
-"""Exporters that follow a run's journals while the run is going on, and keep a copy up to date."""
+"""What a run exports: copies that follow its journals while it goes on, and everything else once it has ended.
+
+Most runs export nothing, so exporters are imported only if a run asks for one.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from holdfast.spec.exports import LIVE_EXPORTERS
 from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
+    from holdfast.spec.eval import Eval
     from holdfast.spec.exports import LiveExport
     from holdfast.store.rundir import RunDir
+
+_EXPORT: Final = "holdfast.export.registry:export_asked"
 
 
 class LiveExporter(Protocol):
@@ -49,3 +55,26 @@ def live_exporters(identity: RunIdentity, rundir: RunDir, notice: Callable[[str]
     """Return the exporters that an eval asks for."""
     blocks = identity.spec.live_exports
     return [live_exporter(name)(block, identity, rundir, notice) for name, block in blocks.items()]
+
+
+def export_after_run(
+    rundir: RunDir,
+    spec: Eval,
+    report: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    log_samples: bool = False,
+    output_path: Path | None = None,
+    exports: Sequence[str] = (),
+) -> None:
+    """Write what the eval file asks for of a finished run, then what the command asks for, also of an unfinished one.
+
+    `report` is called with a line for each file or address, `warn` with each failure of what the eval file asks for:
+    the run is whole, and the command that exports again is named. `log_samples` writes the transcripts into the run
+    directory, `output_path` is a folder for results and transcripts, `exports` names exporters. A failure of these
+    raises UsageError or ExportFailed.
+    """
+    if log_samples or output_path or exports or (rundir.finished and (spec.exports or spec.live_exports)):
+        load_reference(_EXPORT)(
+            rundir, spec, report, warn, log_samples=log_samples, output_path=output_path, exports=exports
+        )

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _TAG: Final = "holdfast.run"
 _LONGEST_PARAM: Final = 500
 _LONGEST_TAG: Final = 5000
-"""what servers of all versions take"""
+"""the limit of the oldest servers"""
 _BATCH: Final = 100
 _NOT_PARAMETERS: Final = ("schemaVersion", "samples", "output", "limits")
-"""rows, and what changes no result"""
+"""rows, and settings that change no result"""
 
 
 _DATABASES: Final = ("sqlite:", "mysql", "postgresql", "mssql")
@@ -56,7 +56,7 @@ def export_mlflow(view: RunView, block: MlflowExport) -> Exported:
             f"{bare_url(uri)} is a database, which the installed mlflow cannot open by itself",
             remedy="Give the address of an MLflow server, or install the whole package: pip install mlflow",
         )
-    # By default a server that is not there is asked for minutes.
+    # By default the client retries an unreachable server for minutes.
     with environment(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
         MLFLOW_HTTP_REQUEST_TIMEOUT="60",
@@ -85,7 +85,7 @@ def _experiment(client: MlflowClient, block: MlflowExport, view: RunView) -> str
 
 
 def _run(client: MlflowClient, experiment: str, block: MlflowExport, view: RunView) -> tuple[str, list[str]]:
-    """Return the MLflow run of this run, created if there is none, with its parameters and tags."""
+    """Return the MLflow run of this run with its parameters and tags; create it if needed."""
     from mlflow.entities import Param, RunTag
 
     manifest = view.manifest
@@ -128,7 +128,7 @@ def _send(client: MlflowClient, run: str, view: RunView) -> None:
     for path in (rundir.manifest, rundir.results, rundir.metrics):
         if path.exists():
             client.log_artifact(run, str(path))
-    # In the run, where the next export finds what a killed one has left.
+    # In the run directory: the next export finds and removes what a killed one has left there.
     with temporary_folder(rundir.path, "mlflow") as folder:
         table = folder / "trials.json"
         with table.open("wb") as file:
@@ -153,7 +153,7 @@ def _write_table(view: RunView, file: BinaryIO) -> None:
 
 
 def _name(name: str) -> str:
-    """A name as MLflow takes it: a path of letters, digits and a few signs."""
+    """Return a name that MLflow accepts: a path of letters, digits and a few signs."""
     plain = re.sub(r"[^\w.\- :/]", "_", name.replace("@", "_at_"))[:250]
     return "/".join(part for part in plain.split("/") if part not in ("", ".", "..")) or "_"
 

@@ -1,7 +1,8 @@
-"""Exports of a run, recorded in its `exports.json`.
+"""Exports of a run that has ended: those that its eval file and its command ask for, and any other by name.
 
-The record lets an export that failed be repeated by name, and one that is up to date be skipped. An export that was
-only written to disk, because its service could not be reached, is `offline`: it is never up to date.
+`exports.json` in the run directory records how each export ended: a failed one can be repeated by name, and one that is
+up to date is skipped. An export that was only written to disk, because its service could not be reached, is `offline`,
+and never up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from holdfast.canonical import digest_bytes
-from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError
+from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError, with_hint
+from holdfast.export.live import live_exporter
+from holdfast.export.tables import write_folder, write_transcripts
+from holdfast.report.run_view import RunView
 from holdfast.spec.document import Document
 from holdfast.spec.exports import EXPORTERS, FileExport, PluginExport, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
@@ -28,11 +32,74 @@ from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from holdfast.report.run_view import RunView
+    from holdfast.spec.eval import Eval
     from holdfast.spec.exports import ExportBlock
     from holdfast.store.rundir import RunDir
+
+
+def export_asked(
+    rundir: RunDir,
+    spec: Eval,
+    report: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    log_samples: bool,
+    output_path: Path | None,
+    exports: Sequence[str],
+) -> None:
+    """Write the exports that `export_after_run` describes."""
+    view = RunView(rundir)
+    if rundir.finished:
+        _write_live_exports(view, spec, report, warn)
+        _export_finished(view, spec, report, warn)
+    try:
+        if log_samples:
+            _report_files(write_transcripts(view, rundir.path), report)
+        if output_path:
+            _report_files(write_folder(view, output_path), report)
+    except OSError as error:
+        remedy = f"The run is complete in {rundir.path}; choose another folder and run the same command."
+        raise UsageError(f"cannot write the copies for other tools: {error}", remedy=remedy) from error
+    for name in exports:
+        describe(name, export(view, export_block(view, name)), report)
+
+
+def _report_files(paths: Iterable[Path], report: Callable[[str], None]) -> None:
+    for path in paths:
+        report(f"wrote {path}")
+
+
+def _write_live_exports(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Write the copies of live exporters once more: if everything was reused, nothing was written during the run."""
+    for name, block in spec.live_exports.items():
+        folder = spec.folder / block.dir
+        try:
+            _report_files(live_exporter(name).write(view, folder, block), report)
+        except (HoldfastError, OSError) as error:
+            hint = f"The run itself is complete. Repeat the export with: {export_command(view.rundir, name)} -o DIR"
+            warn(with_hint(f"output.{name}: cannot write {folder}: {error}", hint))
+
+
+def _export_finished(view: RunView, spec: Eval, report: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Export a run to the destinations of its eval file, except those that are up to date."""
+    if not spec.exports:
+        return
+    rundir = view.rundir
+    try:
+        entries = read_entries(rundir)
+    except HoldfastError as error:
+        warn(str(error))
+        return
+    for block in (in_folder(block, spec.folder) for block in spec.exports):
+        if is_done(rundir, block, entries):
+            continue
+        try:
+            describe(block.to, export(view, block), report)
+        except (HoldfastError, OSError) as error:
+            hint = f"The run itself is complete. Repeat the export with: {export_command(rundir, block.to)}"
+            warn(with_hint(str(error), hint))
 
 
 class Exported(NamedTuple):
@@ -45,7 +112,7 @@ class Exported(NamedTuple):
     offline: str = ""
     """why nothing was sent, if the export was only written to disk"""
     send: str = ""
-    """the command that sends it then"""
+    """the command that sends it later"""
 
 
 class ExportEntry(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -74,7 +141,7 @@ class _File(_Version, kw_only=True):
 
 
 def read_entries(rundir: RunDir) -> dict[str, ExportEntry]:
-    """Read `exports.json`, by destination; nothing where there is none or it cannot be read."""
+    """Read `exports.json`, by destination; return nothing if it is missing or cannot be read."""
     try:
         data = read_file(_file(rundir))
         check_version(_file(rundir), msgspec.json.decode(data, type=_Version).schema_version, SCHEMA_VERSION)
@@ -129,7 +196,7 @@ def _describe_offline(name: str, why: str, command: str) -> str:
 
 
 def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntry]) -> bool:
-    """Tell whether an export is up to date: of these numbers, with these options, and still there."""
+    """Return True if an export is up to date: with these numbers and options, and still there."""
     entry = entries.get(block.to)
     if entry is None or not rundir.finished:
         return False
@@ -138,7 +205,7 @@ def is_done(rundir: RunDir, block: ExportBlock, entries: Mapping[str, ExportEntr
 
 
 def in_folder(block: ExportBlock, folder: Path) -> ExportBlock:
-    """Return the block with its folder, if it has one, made absolute from another folder."""
+    """Return the block with its folder, if any, as an absolute path; relative paths start at `folder`."""
     if isinstance(block, FileExport) and block.dir is not None:
         return block.model_copy(update={"dir": str((folder / block.dir).resolve())})
     return block
@@ -206,7 +273,7 @@ def _exporter(block: ExportBlock) -> Callable[[RunView], Exported]:
 
 
 def _options(block: ExportBlock) -> dict[str, Any]:
-    """Return the options as they are recorded: valid in whatever folder the next command is run."""
+    """Return the options to record, which must be valid in the folder of any later command."""
     return without_secrets(in_folder(block, Path.cwd()).model_dump(exclude={"to"}, exclude_unset=True))
 
 
@@ -219,13 +286,13 @@ def _without_passwords(text: str) -> str:
 
 
 def _relative(rundir: RunDir, places: list[str]) -> list[str]:
-    """Return places relative to the run directory, so that they are still valid when the run has been moved."""
+    """Return places relative to the run directory, so that they stay valid if the run is moved."""
     folder = rundir.path.resolve()
     return [place if "://" in place else os.path.relpath(Path(place).resolve(), folder) for place in places]
 
 
 def _exists(rundir: RunDir, entry: ExportEntry) -> bool:
-    """Tell whether the files are still there; an address is taken to be."""
+    """Return True if the files are still there; addresses are not checked."""
     return all("://" in place or (rundir.path / place).exists() for place in entry.where)
 
 
@@ -240,7 +307,7 @@ def _file(rundir: RunDir) -> Path:
 
 
 def _digest(rundir: RunDir) -> str:
-    """Return a digest of the report, and of the gate's outcome, which exports state too."""
+    """Return a digest of the report and the gate's outcome, which exports include."""
     try:
         report = read_file(rundir.metrics)
     except FileNotFoundError:

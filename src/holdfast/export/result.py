@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.data.dataset import Dataset
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import html_table, html_text
 from holdfast.errors import Exit, HoldfastError, UsageError
 from holdfast.export.tables import columns, rows
 from holdfast.report.compare import compare_scores, read_scores
@@ -51,7 +51,7 @@ class Run:
         return None if self.metrics is None else self.metrics.score
 
     def results(self) -> list[dict[str, Any]]:
-        """One entry per trial, in the dataset's order: what `results.json` has, with row, prompt and feedback.
+        """Return an entry per trial in the dataset's order: what `results.json` has, with row, prompt and feedback.
 
         `row` holds the sample's fields and `prompt` the first message to the target after any `history`; each of
         `grades` has `status`, `score` and `feedback`. Raises FileNotFoundError while the run is not finished.
@@ -74,8 +74,9 @@ class Run:
 
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The transcripts, in the order in which they finished."""
-        for ref in RunDir(self.path).load(repair=False).outputs.values():
-            yield msgspec.json.decode(ref.line.read())
+        outputs = RunDir(self.path).load(repair=False).all_outputs()
+        for line in sorted(ref.line for _, ref in outputs):
+            yield msgspec.json.decode(line.read())
 
     def __repr__(self) -> str:
         if self.metrics is None:
@@ -153,9 +154,9 @@ def gate(
     """Check a finished run against minimum values, a baseline and samples that must pass, as `holdfast gate` does.
 
     `max_drop` is how far a metric may fall below the baseline, as in `"2pt"`, the default, or 0.02.
-    `max_regression_pct` allows so much less than the baseline's value instead, and tests nothing.
+    `max_regression_pct` is the allowed loss in percent of the baseline's value instead, without a test.
     `minima` maps metrics, such as `score`, `passed`, a grader's name or `NAME/pass@3`, to values from 0 to 1.
-    `golden` are ids of samples that must pass; with `golden_rows` so must those whose row has `golden: true`.
+    `golden` are ids of samples that must pass, with `golden_rows` also samples whose row has `golden: true`.
     The result is true if all checks passed.
     """
     margin = margin_of(max_drop, max_regression_pct)

@@ -1,29 +1,29 @@
-"""One row per trial, as CSV or Parquet."""
+"""Trials for other tools: transcripts as JSON lines, tables as CSV or Parquet, and names that other tools can hold."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.export.names import unique_names
 from holdfast.report.run_view import Pending
-from holdfast.store.durable import replacing
+from holdfast.store.durable import make_directory, replacing, slug
+from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
-    from holdfast.report.run_view import RunView
-
+    from holdfast.report.run_view import GradedTrial, RunView
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""what a formula begins with, or what spreadsheets skip before one"""
+"""characters that begin a formula, or that spreadsheets skip before one"""
 _NUMBER: Final = r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
 _COLUMNS = (
     *("sample", "trial", "status", "score", "prompt", "output", "error", "answer", "stop"),
@@ -32,15 +32,15 @@ _COLUMNS = (
 
 
 def columns(view: RunView) -> list[str]:
-    """Return the names of all columns: those of every run, each grader's, and `row.FIELD` for every field of a row."""
+    """Return the names of all columns: the common ones, each grader's, and `row.FIELD` for every field of a row."""
     verdicts = [f"{name}.{part}" for name in _names(view).values() for part in ("status", "score", "feedback")]
     return [*_COLUMNS, *verdicts, *(f"row.{name}" for name in view.field_names())]
 
 
 def rows(view: RunView, *, typed: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per trial, also of those without an output: prompt, answer, usage, and each grader's verdict.
+    """Yield a row per trial, with or without an output: prompt, answer, usage, and each grader's verdict.
 
-    All have the same columns in the same order. With `typed`, numbers of the dataset's rows stay numbers.
+    All rows have the same columns in the same order. With `typed`, numbers of the dataset's rows stay numbers.
     """
     cell = _typed_cell if typed else _cell
     empty: dict[str, Any] = dict.fromkeys(columns(view))
@@ -132,3 +132,83 @@ def write_parquet(view: RunView, folder: Path) -> list[Path]:
             while batch := list(islice(remaining, 1024)):
                 writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
     return [path]
+
+
+_VERDICT = ("grader", "type", "turn", "status", "score", "feedback", "details")
+
+
+def write_samples(trials: Iterable[GradedTrial], path: Path) -> None:
+    """Write transcripts atomically, in the order of the trials."""
+    encode = msgspec.json.Encoder().encode
+    with replacing(path) as file:
+        for trial in trials:
+            file.write(encode(as_line(trial)) + b"\n")
+
+
+def write_transcripts(view: RunView, folder: Path) -> list[Path]:
+    """Write `samples.jsonl`."""
+    path = folder / "samples.jsonl"
+    write_samples(view.trials(), path)
+    return [path]
+
+
+def as_line(trial: GradedTrial) -> dict[str, Any]:
+    """Return a trial as a line of the transcripts."""
+    output = trial.output
+    return {
+        "sample": output.sample,
+        "trial": output.trial,
+        "status": trial.status,
+        "score": trial.score,
+        "fields": trial.fields,
+        "messages": output.messages,
+        "output": output.output,
+        "answer": output.answer,
+        "stop": output.stop,
+        "usage": output.usage,
+        "seconds": output.timing.seconds,
+        "grades": [{name: getattr(grade, name) for name in _VERDICT} for grade in trial.grades],
+    }
+
+
+def unique_names(names: Iterable[str], form: Callable[[str], str] = str, taken: Iterable[str] = ()) -> dict[str, str]:
+    """Map names to their forms; a form that is taken gets a number: `workflow-2`.
+
+    A name that already has its form keeps it, and others give way. Names that differ only in case count as equal, as on
+    macOS's file systems.
+    """
+    names = list(names)
+    used = {name.casefold() for name in taken}
+    chosen: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: form(name) != name):
+        candidate, number = form(name), 1
+        while candidate.casefold() in used:
+            number += 1
+            candidate = f"{form(name)}-{number}"
+        used.add(candidate.casefold())
+        chosen[name] = candidate
+    return {name: chosen[name] for name in names}
+
+
+def write_folder(view: RunView, folder: Path) -> list[Path]:
+    """Write results, with the metrics and the eval, and transcripts below a folder of the user's.
+
+    They are `<model>/<dataset>/results_<time>_<id>.json` and, next to it, `samples_<time>_<id>.jsonl`.
+    """
+    manifest, metrics = view.manifest, view.metrics
+    sources = manifest.dataset.source or ["samples"]
+    place = folder / slug(manifest.target) / slug(Path(sources[0]).name.partition(".")[0] or manifest.name)
+    make_directory(place)
+    stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}_{manifest.id}"
+    results, samples = place / f"results_{stamp}.json", place / f"samples_{stamp}.jsonl"
+    write_samples(view.trials(), samples)
+    body = {
+        "schemaVersion": SCHEMA_VERSION,
+        "run": str(view.rundir.path),
+        "finished": metrics is not None,
+        "metrics": None if metrics is None else metrics.to_dict(),
+        "eval": manifest.eval,
+    }
+    with replacing(results) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
+    return [results, samples]

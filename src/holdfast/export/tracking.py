@@ -1,4 +1,4 @@
-"""Shared by the trackers of experiments: flat numbers, flat configuration, temporary settings."""
+"""Helpers of the experiment trackers: flat numbers, flat configuration, temporary settings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def about(view: RunView) -> dict[str, Any]:
 
 @contextmanager
 def environment(**defaults: str) -> Iterator[None]:
-    """Set environment variables that a library reads, for the time of a call; variables that are set stay."""
+    """Set environment variables for a library during a call; variables that are already set stay."""
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)
     try:

@@ -1,7 +1,7 @@
 """Weights & Biases: configuration, numbers with their intervals, a table of the trials, and the run's files.
 
 The W&B run's id is made from ours, so a second export updates it. Without a login or a network everything is written
-into the run directory, with the command that sends it later. Neither a login nor anything of the machine is written
+into the run directory, with the command that sends it later. Neither the login nor facts about the machine are written
 there.
 """
 
@@ -53,14 +53,14 @@ class Login:
     """where the key comes from: an environment variable's name, or a file"""
     base_url: str
     url_source: str
-    """where the address comes from, likewise; empty for that of the public service"""
+    """where the address comes from, likewise; empty for the public service"""
     key_host: str | None
-    """the host that ~/.netrc has the key for, if it has the key"""
+    """the host of the key, if the key is in ~/.netrc"""
     project: str | None
     entity: str | None
 
     def check(self) -> Login:
-        """Return the login. UsageError if its key would go to a server that it may not be for."""
+        """Return the login. Raises UsageError if its key may be meant for another server."""
         if self.api_key is None:
             return self
         if self.key_host is not None and self.key_host != urlsplit(self.base_url).netloc:
@@ -124,7 +124,7 @@ def _settings(file: Path) -> Iterable[tuple[str, str]]:
 
 
 def _netrc_logins(file: Path) -> list[tuple[str, str]]:
-    """Return the hosts and passwords of a file. An entry for all other hosts is not meant for W&B."""
+    """Return the hosts and passwords of a file. The entry for all other hosts is not meant for W&B."""
     with suppress(OSError, netrc.NetrcParseError):
         logins = netrc.netrc(file).hosts
         return [(host, login[2]) for host, login in logins.items() if login[2] and host != "default"]
@@ -132,7 +132,7 @@ def _netrc_logins(file: Path) -> list[tuple[str, str]]:
 
 
 def export_wandb(view: RunView, block: WandbExport) -> Exported:
-    """Send a run, or write it where it can be sent from."""
+    """Send a run, or write it to disk for `wandb sync`."""
     settings = detect().check()
     try:
         import wandb
@@ -161,7 +161,7 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
         run = wandb.init(
             id=stable_id(manifest),
             resume="allow",
-            reinit="create_new",  # whoever evaluates from Python may have a run of their own open
+            reinit="create_new",  # a Python program may have a W&B run of its own open
             mode="offline" if why_offline else "online",
             dir=folder,
             project=block.project or settings.project or "holdfast",
@@ -189,7 +189,7 @@ def export_wandb(view: RunView, block: WandbExport) -> Exported:
 
 
 def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[str]]:
-    """Why nothing can be sent, in words; None where it can. And what to tell of the login."""
+    """Return why nothing can be sent, or None, and notes about the login."""
     mode = block.mode or os.environ.get("WANDB_MODE") or "online"
     if mode == "disabled":
         raise UsageError("W&B is switched off here: WANDB_MODE is disabled", remedy="Unset it, or set it to offline.")
@@ -201,7 +201,7 @@ def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[
     try:
         urllib.request.urlopen(settings.base_url, timeout=_PATIENCE).close()  # noqa: S310 - the user's own server
     except urllib.error.HTTPError as answer:
-        answer.close()  # whatever it says, it is there
+        answer.close()  # any answer means that the server is there
     except (OSError, ValueError) as error:
         if block.mode == "online":
             raise

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.export.names import unique_names
+from holdfast.export.tables import unique_names
 from holdfast.store.durable import make_directory, replacing
 
 if TYPE_CHECKING:

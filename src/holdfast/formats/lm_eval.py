@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.export.names import unique_names
+from holdfast.export.tables import unique_names
 from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks

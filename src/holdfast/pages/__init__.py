@@ -1,5 +1,4 @@
 """Pages in HTML, for the browser and for files to send.
 
-`environment` the templates, which escape everything that they are given
-`prose`       Markdown as HTML that stays inert
+`environment` the templates, which escape everything that they are given, and Markdown as HTML that stays inert
 """

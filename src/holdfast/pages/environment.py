@@ -1,4 +1,8 @@
-"""Templates of pages. They escape everything that they are given; what models say is text in them and nothing else."""
+"""Templates of pages. They escape everything that they are given; what models say is text in them and nothing else.
+
+A reader may ask for Markdown as HTML. It stays inert: HTML in it is text, links open only after a click and carry no
+referrer, and images become links, since showing one would send a request to whoever the model names.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,20 @@ from urllib.parse import quote
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from holdfast.display.format import difference_interval, dollars, duration, latency, share
 from holdfast.display.terminal import printable
-from holdfast.pages.prose import render_markdown
 from holdfast.report.overview import FEW
 from holdfast.store.answers import ANSWER_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from markdown_it import MarkdownIt
+    from markdown_it.renderer import RendererHTML
+    from markdown_it.token import Token
+    from markdown_it.utils import EnvType, OptionsDict
 
 MOST_TEXT: Final = 20_000
 """characters shown of one text"""
@@ -38,7 +46,7 @@ def generate(template: str, **values: Any) -> Iterator[str]:
 
 
 def compile_templates(names: Iterable[str]) -> None:
-    """Compile templates, which takes longer than to fill them, before somebody waits for a page."""
+    """Compile templates, which takes longer than filling them, before somebody waits for a page."""
     for name in names:
         environment().get_template(name)
 
@@ -93,7 +101,7 @@ def pretty(value: Any) -> str:
 
 
 def _spell_out(value: Any) -> Any:
-    """Spell out control characters, which would be invisible or reorder a line; also those in joined texts."""
+    """Spell out control characters, which would be invisible or reorder a line, even in joined texts."""
     if isinstance(value, Markup):
         return Markup(printable(value))  # noqa: S704 - what is spelled out is no markup
     return printable(value) if isinstance(value, str) else value
@@ -130,7 +138,7 @@ def _term(text: str) -> str:
 
 
 def _status_query(grader: str, status: str) -> str:
-    """Return the filter for trials to which a grader, or all together, gave a status."""
+    """Return the filter for trials with a status, of one grader or overall."""
     status = {"errors": "error", "left_out": "skipped"}.get(status, status)
     return status if grader == "overall" else f"{_term(grader)}:{status}"
 
@@ -138,3 +146,36 @@ def _status_query(grader: str, status: str) -> str:
 def _field_query(field: str, value: str) -> str:
     """Return the filter for trials whose row has a value in a field."""
     return f"{_term(field)}={_term(value)}"
+
+
+MOST: Final = 100_000
+"""characters that are rendered; longer texts stay as they are"""
+
+
+def render_markdown(text: str) -> Markup:
+    """Return Markdown as HTML; a very long text stays as it is."""
+    text = printable(text)
+    if len(text) > MOST:
+        return Markup('<div class="text">{}</div>').format(text)
+    return Markup(_parser().render(text))  # noqa: S704 - the parser escapes HTML
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable(["table", "strikethrough"])
+    parser.add_render_rule("image", _image)
+    parser.add_render_rule("link_open", _link)
+    return parser
+
+
+def _image(_: RendererHTML, tokens: Sequence[Token], place: int, _options: OptionsDict, _env: EnvType) -> str:
+    token = tokens[place]
+    return f"[image: {escape(token.content)} {escape(str(token.attrs.get('src', '')))}]"
+
+
+def _link(renderer: RendererHTML, tokens: Sequence[Token], place: int, options: OptionsDict, env: EnvType) -> str:
+    token = tokens[place]
+    token.attrs |= {"rel": "noreferrer noopener nofollow", "target": "_blank"}
+    return renderer.renderToken(tokens, place, options, env)

@@ -63,7 +63,7 @@ def grader_changes(old: Any, new: Any) -> list[str]:
     files = _files(old_code, new_code)
     changes = [f"{files} changed"] if files else []
     for key in sorted({*old_rest, *new_rest}):
-        changes += _differences(key, old_rest.get(key), new_rest.get(key))
+        changes += _differences(key, old_rest.get(key), new_rest.get(key), absent="(default)")  # which keys leave out
     return changes or ["changed"]
 
 
@@ -115,7 +115,7 @@ def _graders(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"grader `{name}` changed"
 
 
-def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
+def _differences(path: str, old: Any, new: Any, absent: str = "(none)") -> Iterator[str]:
     if old is None and _is_flat(new):
         old = {}
     elif new is None and _is_flat(old):
@@ -129,7 +129,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
             return
         digests = any(str(value).startswith("sha256:") for value in (old, new))
         short = all(len(str(value)) <= _SHOWN and not isinstance(value, dict | list) for value in (old, new))
-        yield f"{path} {_shown(old)} → {_shown(new)}" if short and not digests else f"{path} changed"
+        yield f"{path} {_shown(old, absent)} → {_shown(new, absent)}" if short and not digests else f"{path} changed"
 
 
 def _is_flat(block: Any) -> bool:
@@ -137,5 +137,5 @@ def _is_flat(block: Any) -> bool:
     return isinstance(block, dict) and not any(isinstance(value, dict | list) for value in block.values())
 
 
-def _shown(value: Any) -> str:
-    return "(none)" if value is None else str(value)
+def _shown(value: Any, absent: str) -> str:
+    return absent if value is None else str(value)

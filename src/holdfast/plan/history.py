@@ -18,7 +18,7 @@ from holdfast.plan.changes import RowChanges, identity_changes
 from holdfast.plan.inputs import stale_parts, with_state
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
-from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, drop_other_sets
+from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, choose_set
 from holdfast.spec.named_inputs import TARGET
 from holdfast.store.catalog import brief_runs
 from holdfast.store.durable import advice_for, if_present
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.store.catalog import Brief
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
     from holdfast.store.manifest import Manifest
 
 OtherRun = tuple["RunDir", "Manifest"]
@@ -87,16 +87,13 @@ def _nearness(identity: RunIdentity, brief: Brief) -> tuple[bool, int, int, str]
 
 def plan_with_reuse(
     identity: RunIdentity,
-    index: Index,
+    index: RunIndex,
     runs_dir: Path,
     others: Iterable[OtherRun],
     *,
     grades: bool = True,
-    known_done: bytes = b"",
 ) -> tuple[Borrowed, Plan]:
     """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
-
-    `known_done` is that of `make_plan`.
 
     A run that kept outputs in spite of drift answers new rows with other code under the same keys, so it lends only to
     runs that did the same.
@@ -119,15 +116,12 @@ def plan_with_reuse(
             if TARGET not in stale[name].parts
         ],
         grades=grades,
-        known_done=known_done,
     )
-    drop_other_sets(index, borrowed)
+    choose_set(index, borrowed)
     for name in borrowed.names:
         borrowed.inputs += stale[name].current
-    if borrowed.shared is not None:
-        known_done = borrowed.shared.known_done
-    plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
-    if (index.outputs and borrowed.shared is None) or plan.complete:
+    plan = make_plan(identity.survey, identity.work, index, borrowed)
+    if index.rows["outputs"] or plan.complete:
         return borrowed, plan
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]
     if not named_alike:

@@ -1,7 +1,8 @@
 """Keys: what can change a result is in its key, and nothing else is.
 
 generation key   what the target sees of the sample, the conversation, the target, the trial number
-grade key        the generation key, the digest of what was said, the grader, and the row, if the grader sees more of it
+verdict          on an output: the grader, and the digest of what it judged (what was said, and the row, if the grader
+                 sees more of it than the target does)
 set digest       all outputs of a run: verdicts of graders that look at them together carry it
 run id           all of a run's parts, so that the same command finds the same directory
 
@@ -12,7 +13,6 @@ of a model (unless `identity: url`), paths. Limits of a trial that score are a p
 from __future__ import annotations
 
 from hashlib import sha256
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from holdfast.canonical import digest, digest_as_written, digest_bytes
@@ -31,14 +31,6 @@ def generation_key(asked: str, trial: int, work: str) -> str:
     return digest_as_written({"sample": asked, "trial": trial, "work": work})
 
 
-def grade_key(generation: str, output: str, grader: str, turn: int | None = None, row: str | None = None) -> str:
-    """Return the key of a grade, from the output's digest and the grader's fingerprint.
-
-    `row` is `Sample.row`; None for a grader that sees no more of the row than the target does.
-    """
-    return digest_as_written({"generation": generation, "grader": grader, "output": output, "row": row, "turn": turn})
-
-
 def generation_digests(asked: bytes, trials: int, work: str) -> list[bytes]:
     """Return the 16 bytes of the keys of all trials of many samples, whose digests follow each other in `asked`."""
     texts = asked.hex()
@@ -47,22 +39,6 @@ def generation_digests(asked: bytes, trials: int, work: str) -> list[bytes]:
         sha256(f'{{"sample":"sha256:{texts[start : start + 32]}{end}'.encode()).digest()[:16]
         for start in range(0, len(texts), 32)
         for end in ends
-    ]
-
-
-def grade_digests(
-    generations: Iterable[str], outputs: Iterable[bytes], grader: str, rows: Iterable[bytes] | None
-) -> list[bytes]:
-    """Return the 16 bytes of the keys of a grader's verdicts on many outputs, from their keys and digests.
-
-    `rows` are the bytes of `Sample.row`; None for a grader that sees no more of the rows than the target does.
-    """
-    ends = repeat('null,"turn":null}') if rows is None else (f'"{row.hex()}","turn":null}}' for row in rows)
-    return [
-        sha256(
-            f'{{"generation":"{generation}","grader":"{grader}","output":"sha256:{output.hex()}","row":{end}'.encode()
-        ).digest()[:16]
-        for generation, output, end in zip(generations, outputs, ends, strict=False)
     ]
 
 

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.canonical import digest
+from holdfast.canonical import digest, digest_bytes
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
-from holdfast.plan.keys import generation_key, grade_key
+from holdfast.plan.keys import generation_digests, generation_key
 from holdfast.plan.votes import combine_votes
-from holdfast.store.index import uncertain_trials
+from holdfast.store.calls import uncertain_trials
+from holdfast.store.heads import VerdictKey, VerdictRef
+from holdfast.store.index import pack, unpack
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.data.dataset import Dataset, Sample, Survey
     from holdfast.data.panels import Panel
     from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Combine, Measure
-    from holdfast.store.index import Index
+    from holdfast.store.heads import Moment, OutputRef
+    from holdfast.store.index import Key, RunIndex
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
-    from holdfast.store.refs import Moment, OutputRef, VerdictRef
 
 
-TO_GRADE: Final = 2
-"""stands, where finished trials are known, for one that is known to have an output and to lack a verdict"""
+Verdicts = Mapping[VerdictKey, VerdictRef]
+"""the verdicts on one output"""
+_NO_VERDICTS: Final[Verdicts] = {}
+_AT_ONCE: Final = 256
+"""trials that are looked up at once"""
 
 
 class Slot(NamedTuple):
@@ -53,12 +58,12 @@ class Slot(NamedTuple):
         """Return True if a verdict fails by the present threshold."""
         return apply_threshold(self.threshold, status, score) == "failed"
 
-    def key(self, generation: str, moment: Moment, row: str | None) -> str:
-        """Return the key of its verdict on a conversation at a moment; `row` is that of the output."""
-        judged = moment.digest
-        if self.measures:
-            judged = digest([judged, {measure: getattr(moment, measure) for measure in self.measures}])
-        return grade_key(generation, judged, self.fingerprint, self.turn, row if self.reads_row else None)
+    def judged(self, moment: Moment, row: str | None) -> str:
+        """Return the digest of what the grader judges of a conversation at a moment; `row` is the output's."""
+        if not self.measures and not self.reads_row:
+            return moment.digest
+        seen = [moment.digest, *(f"{measure}={getattr(moment, measure)}" for measure in self.measures)]
+        return digest_bytes("\n".join([*seen, f"row={row}"] if self.reads_row else seen).encode())
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -79,29 +84,40 @@ class Work(msgspec.Struct, frozen=True):
         """Return the generation key of a trial, from the digest of what the target sees of the sample."""
         return generation_key(asked, trial, self.digest)
 
-    def keys(self, survey: Survey, done: bytes = b"") -> Iterator[tuple[int, str]]:
-        """Yield the numbers of all trials, except those that are done, with their keys."""
-        for number in places_of(0, done) if done else range(survey.count * self.trials):
-            position, trial = divmod(number, self.trials)
-            yield number, generation_key("sha256:" + survey.asked_at(position).hex(), trial + 1, self.digest)
+    def numbers(self, survey: Survey) -> range:
+        """Return the numbers of all trials, in the dataset's order."""
+        return range(survey.count * self.trials)
 
-    def grade_key(self, key: str, ref: OutputRef, number: int) -> str | None:
-        """Return the key of a slot's verdict on an output.
+    def packed_keys(self, survey: Survey, numbers: Sequence[int]) -> list[Key]:
+        """Return the keys of trials, as an index has them."""
+        if isinstance(numbers, range) and numbers.step == 1 and not numbers.start % self.trials:
+            rows = slice(16 * (numbers.start // self.trials), 16 * -(-numbers.stop // self.trials))
+            return [*generation_digests(survey.asked_digests[rows], self.trials, self.digest)[: len(numbers)]]
+        return [pack(self.key_at(survey, number)) for number in numbers]
+
+    def packed_keys_of(self, asked: str) -> list[Key]:
+        """Return the keys of all trials of a sample, as an index has them."""
+        return [pack(self.key(asked, trial)) for trial in range(1, self.trials + 1)]
+
+    def key_at(self, survey: Survey, number: int) -> str:
+        """Return the key of the trial with a number."""
+        position, trial = divmod(number, self.trials)
+        return generation_key("sha256:" + survey.asked_at(position).hex(), trial + 1, self.digest)
+
+    def verdict_key(self, ref: OutputRef, number: int) -> VerdictKey | None:
+        """Return the key of a slot's verdict among the verdicts on an output.
 
         None if the conversation ended before the slot's turn, or if the slot combines the verdicts of others.
         """
         slot = self.slots[number]
-        if slot.votes:
-            return None
-        if slot.turn is None and not slot.measures:  # the common case, which needs only the digest of the output
-            return grade_key(key, ref.digest, slot.fingerprint, row=ref.row if slot.reads_row else None)
-        moment = ref.at(slot.turn)
-        return None if moment is None else slot.key(key, moment, ref.row)
+        moment = None if slot.votes else ref.at(slot.turn)
+        return None if moment is None else (slot.fingerprint, slot.turn, slot.judged(moment, ref.row))
 
-    def verdicts(
-        self, key: str, ref: OutputRef, recorded: Mapping[str, VerdictRef], panel: Panel
-    ) -> Iterator[tuple[int, VerdictRef | None]]:
-        """Yield the slots that grade an output with their verdicts, up to a checkpoint that ended the conversation."""
+    def verdicts(self, ref: OutputRef, recorded: Verdicts, panel: Panel) -> Iterator[tuple[int, VerdictRef | None]]:
+        """Yield the slots that grade an output with their verdicts, up to a checkpoint that ended the conversation.
+
+        `recorded` are the verdicts on this output.
+        """
         stopped: int | None = None
         votes: dict[int, VerdictRef | None] = {}
         for number in panel.graders:
@@ -114,19 +130,19 @@ class Work(msgspec.Struct, frozen=True):
                     continue
                 verdict = combine_votes(reached, slot.combine, slot.threshold)
             else:
-                grade = self.grade_key(key, ref, number)
-                if grade is None:
+                verdict_key = self.verdict_key(ref, number)
+                if verdict_key is None:
                     continue
-                verdict = votes[number] = recorded.get(grade)
+                verdict = votes[number] = recorded.get(verdict_key)
             yield number, verdict
             if slot.stops and verdict is not None and slot.fails(verdict.status, verdict.score):
                 stopped = slot.turn
 
-    def missing(self, key: str, ref: OutputRef, recorded: Mapping[str, VerdictRef], panel: Panel) -> tuple[int, ...]:
+    def missing(self, ref: OutputRef, recorded: Verdicts, panel: Panel) -> tuple[int, ...]:
         """Return the slots without a verdict on an output. An error is not a verdict."""
         return tuple(
             number
-            for number, verdict in self.verdicts(key, ref, recorded, panel)
+            for number, verdict in self.verdicts(ref, recorded, panel)
             if (verdict is None or verdict.status == "error") and not self.slots[number].votes
         )
 
@@ -152,19 +168,11 @@ class Work(msgspec.Struct, frozen=True):
             return False
         return ref.stopped_by == self.stop_digest(len(ref.marks) or 1)
 
-    def drop_unfit(self, index: Index) -> None:
-        """Remove the outputs of a run that are not valid any more, so that their trials run again."""
-        for key, ref in index.outputs.stopped():
+    def drop_unfit(self, index: RunIndex) -> None:
+        """Let outputs that are no longer valid not count, so that their trials run again."""
+        for key, ref in index.stopped_outputs():
             if not self.fits(ref):
-                del index.outputs[key]
-
-
-def places_of(value: int, data: bytes) -> Iterator[int]:
-    """Yield the places of a byte."""
-    place = data.find(value)
-    while place >= 0:
-        yield place
-        place = data.find(value, place + 1)
+                index.drop_output(key, ref)
 
 
 class PendingTrial(NamedTuple):
@@ -232,64 +240,81 @@ class Plan(msgspec.Struct, frozen=True):
         return f"{trials}: {counts}{why}" + (f"; {borrowed}" if borrowed else "")
 
 
-def make_plan(
-    survey: Survey, work: Work, index: Index, borrowed: Borrowed | None = None, known_done: bytes = b""
-) -> Plan:
-    """Count the trials that are finished here, finished in other runs, and not finished.
+class TrialRecords(NamedTuple):
+    """What an index has of a trial."""
 
-    `known_done` is `Plan.done` of an earlier plan with the same work, if no record has been replaced since. It may hold
-    `TO_GRADE`.
-    """
-    finished, reused, to_grade = known_done.count(1), 0, known_done.count(TO_GRADE)
-    borrowed_outputs = borrowed.outputs if borrowed else {}
-    verdicts: Mapping[str, VerdictRef] = index.verdicts
-    if borrowed:
-        verdicts = ChainMap(borrowed.verdicts, index.verdicts)
-    done = bytearray(known_done or bytes(survey.count * work.trials if index.outputs else 0))
-    done = done.replace(bytes([TO_GRADE]), b"\0")
-    if index.outputs or borrowed_outputs:
-        for number, key in work.keys(survey, known_done):
-            own_output = index.outputs.get(key)
-            ref = own_output or borrowed_outputs.get(key)
+    number: int
+    """of the trial, in the dataset's order"""
+    key: Key
+    output: OutputRef | None
+    verdicts: Verdicts
+
+
+def look_up(survey: Survey, work: Work, index: RunIndex, numbers: Sequence[int]) -> Iterator[TrialRecords]:
+    """Look up trials in an index, many at a time; yield them in the order of their numbers, which are given."""
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = numbers[start : start + _AT_ONCE]
+        keys = work.packed_keys(survey, some)
+        outputs = index.find_outputs(keys)
+        verdicts = index.find_verdicts([*outputs])
+        for number, key in zip(some, keys, strict=True):
+            yield TrialRecords(number, key, outputs.get(key), verdicts.get(key, _NO_VERDICTS))
+
+
+def make_plan(survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed | None = None) -> Plan:
+    """Count the trials that are finished here, finished in other runs, and not finished."""
+    finished = reused = to_grade = 0
+    lent_outputs = borrowed.outputs if borrowed else {}
+    lent_verdicts = borrowed.verdicts if borrowed else {}
+    records = borrowed.shared.index if borrowed and borrowed.shared else index
+    done = bytearray(survey.count * work.trials if index.rows["outputs"] else 0)
+    if records.rows["outputs"] or lent_outputs:
+        for number, packed, own_output, own_verdicts in look_up(survey, work, records, work.numbers(survey)):
+            key = unpack(packed) if lent_outputs or lent_verdicts else ""
+            ref = own_output or lent_outputs.get(key)
             if ref is None:
                 continue
             panel = survey.panels.panel_at(number // work.trials)
-            if own_output is not None and not work.missing(key, ref, index.verdicts, panel):
+            if own_output is not None and not work.missing(ref, own_verdicts, panel):
                 finished += 1
-                done[number] = 1
-            elif work.missing(key, ref, verdicts, panel):
+                if done:
+                    done[number] = 1
+            elif work.missing(ref, {**own_verdicts, **lent_verdicts.get(key, {})}, panel):
                 to_grade += 1
             else:
                 reused += 1
     if borrowed is not None and borrowed.shared is not None:
-        finished, reused = 0, finished + reused  # the outputs of a new run are all those of the lender
+        finished, reused = 0, finished + reused  # the outputs of a new run are all the lender's
     total = survey.count * work.trials
     to_run = total - finished - reused - to_grade
     lenders = dict(borrowed.runs) if borrowed else {}
-    begun = min(to_run, sum(key not in index.outputs for key in index.steps))
-    uncertain = len(uncertain_trials(index))
+    begun = min(to_run, len(index.begun()))
     counts = survey.count, work.trials, finished, to_grade, to_run, reused
-    return Plan(*counts, lenders, begun=begun, uncertain=uncertain, done=bytes(done))
+    return Plan(*counts, lenders, begun=begun, uncertain=len(uncertain_trials(index)), done=bytes(done))
+
+
+def estimate_graded(index: RunIndex, graders_per_trial: float) -> int:
+    """Estimate how many outputs have all their verdicts, by the number of verdicts."""
+    outputs = index.rows["outputs"]
+    return min(outputs, int(index.rows["verdicts"] / graders_per_trial)) if graders_per_trial else outputs
 
 
 def pending_trials(
-    dataset: Dataset, survey: Survey, work: Work, index: Index, done: bytes = b""
+    dataset: Dataset, survey: Survey, work: Work, index: RunIndex, done: bytes = b""
 ) -> Iterator[PendingTrial]:
     """Yield the unfinished trials in the dataset's order, reading its files as they are needed.
 
-    `done` is that of the plan: trials that are finished by it are not looked up again. Raises Fault if a row of another
-    trial is not that of the survey.
+    Skips trials that are marked in `done`, the plan's. Raises Fault if a row differs from the survey.
     """
     whole = b"\x01" * work.trials
     position = -1
     needed = dataset.pick(lambda each: done[each * work.trials : (each + 1) * work.trials] != whole)
     for position, sample in enumerate(needed):
-        if sample is None:
-            continue
-        check_sample(sample, survey, position)
-        for trial in range(1, work.trials + 1):
-            if (pending := find_pending(sample, trial, survey.panels.panel_at(position), work, index)) is not None:
-                yield pending
+        if sample is not None:
+            check_sample(sample, survey, position)
+            first = position * work.trials
+            panel = survey.panels.panel_at(position)
+            yield from find_pending(sample, panel, work, index, range(first, first + work.trials))
     if position + 1 != survey.count:
         raise dataset_changed("it has fewer rows now")
 
@@ -310,22 +335,24 @@ def check_rows(dataset: Dataset, survey: Survey) -> None:
         raise dataset_changed("it has fewer rows now")
 
 
-def find_pending(sample: Sample, trial: int, panel: Panel, work: Work, index: Index) -> PendingTrial | None:
-    """Return the trial if it is unfinished, else None."""
-    key = work.key(sample.asked, trial)
-    ref = index.outputs.get(key)
-    missing = () if ref is None else work.missing(key, ref, index.verdicts, panel)
-    return PendingTrial(sample, trial, key, ref, missing, panel) if ref is None or missing else None
+def find_pending(
+    sample: Sample, panel: Panel, work: Work, index: RunIndex, numbers: Iterable[int]
+) -> Iterator[PendingTrial]:
+    """Yield those trials of a sample that are unfinished. `numbers` are the trials', in the dataset's order."""
+    for number in numbers:
+        trial = number % work.trials + 1
+        key = work.key(sample.asked, trial)
+        ref = index.output(key)
+        missing = () if ref is None else work.missing(ref, index.verdicts(key), panel)
+        if ref is None or missing:
+            yield PendingTrial(sample, trial, key, ref, missing, panel)
 
 
-def unfinished_trials(survey: Survey, work: Work, index: Index, *, grades: bool) -> Iterator[int]:
+def unfinished_trials(survey: Survey, work: Work, index: RunIndex, *, grades: bool) -> Iterator[int]:
     """Yield the numbers of unfinished trials in the dataset's order; without `grades`, only those without an output."""
-    if not index.outputs:
-        yield from range(survey.count * work.trials)
+    if not index.rows["outputs"]:
+        yield from work.numbers(survey)
         return
-    for number, key in work.keys(survey):
-        ref = index.outputs.get(key)
-        if ref is None or (
-            grades and work.missing(key, ref, index.verdicts, survey.panels.panel_at(number // work.trials))
-        ):
+    for number, _, ref, verdicts in look_up(survey, work, index, work.numbers(survey)):
+        if ref is None or (grades and work.missing(ref, verdicts, survey.panels.panel_at(number // work.trials))):
             yield number

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from holdfast.store.index import Spent
+    from holdfast.store.spent import Spent
 
 
 class GraderProgress(msgspec.Struct):

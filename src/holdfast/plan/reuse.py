@@ -11,22 +11,25 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
+from collections.abc import Set  # noqa: TC003 - msgspec reads it
 from contextlib import ExitStack, suppress
 from pathlib import Path  # noqa: TC003 - msgspec reads it
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.errors import UsageError
 from holdfast.plan.keys import set_digest
-from holdfast.plan.plan import TO_GRADE
+from holdfast.plan.plan import look_up
 from holdfast.store.blobs import Blobs
 from holdfast.store.durable import if_present, make_directory
-from holdfast.store.index import read_grade_head, read_output_head
+from holdfast.store.heads import GradeHead, OutputHead, OutputRef, VerdictKey, VerdictRef, decode_head
+from holdfast.store.index import RunIndex, pack, unpack
+from holdfast.store.index_files import share_published
 from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
+from holdfast.store.records import KEY_PLACE
 from holdfast.store.run_files import open_file
 from holdfast.store.rundir import RunDir  # noqa: TC001 - msgspec reads it
 from holdfast.store.shared import (
@@ -41,18 +44,12 @@ from holdfast.store.shared import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Set
+    from collections.abc import Container, Iterable, Iterator
 
     from holdfast.data.dataset import Survey
     from holdfast.data.panels import Panel
-    from holdfast.plan.plan import Work
-    from holdfast.store.index import Index
-    from holdfast.store.refs import OutputRef, VerdictRef
+    from holdfast.plan.plan import Verdicts, Work
 
-_KEY: Final = slice(8, 47)
-"""position of a line's key: after `{"key":"`"""
-_GRADE_KEY: Final = slice(62, 101)
-"""position of a grade's key: after `","grade_key":"`"""
 _CHUNK: Final = 8 << 20
 SHARED_BYTES: Final = 1 << 20
 """bytes of outputs from which on a run's journals are shared; fewer are copied"""
@@ -69,28 +66,13 @@ class Offer(NamedTuple):
     """graders whose verdicts are stale there: a file that their code reads has changed"""
 
 
-class Inherited(msgspec.Struct, frozen=True):
-    """State of a run's trials, as far as the run that it borrows from determines it."""
-
-    known: bytes
-    """for each trial: 1 if it is finished, `TO_GRADE`, or 0"""
-    usable: int
-    """how many outputs of the lender are of this run as they are"""
-    missing: array[int]
-    """positions of samples whose first trial the lender has not"""
-    unwanted: list[str]
-    """keys of the lender's other outputs"""
-    relabelled: dict[str, str]
-    """digests of rows that have changed only in fields that the target does not see, by the keys of outputs"""
-
-
 class Lender(msgspec.Struct, frozen=True):
     """A run whose journals a new run shares."""
 
     name: str
     rundir: RunDir
-    origin: str
-    """names its cached index, if it has one that holds here"""
+    index: RunIndex
+    """what it has that is of this run as it is"""
     lends_grades: bool
     """False if some of its verdicts are stale: then its journals of grades are not shared"""
     recorded: int
@@ -103,10 +85,8 @@ class Lender(msgspec.Struct, frozen=True):
     """positions of samples whose first trial it has not"""
     unwanted: dict[str, LineRef]
     """its outputs that are not of this run, or not as they are, by key"""
-    relabelled: dict[str, str]
-    """that of `Inherited`"""
-    known_done: bytes
-    """that of `make_plan`; empty if all keys have to be looked at"""
+    relabelled: Set[str]
+    """keys of outputs of rows that have changed only in fields that the target does not see"""
 
 
 class Borrowed(msgspec.Struct):
@@ -114,26 +94,26 @@ class Borrowed(msgspec.Struct):
 
     shared: Lender | None = None
     outputs: dict[str, OutputRef] = {}
-    verdicts: dict[str, VerdictRef] = {}
     lenders: dict[str, str] = {}
-    """by key of an output or grade: the run that it comes from"""
-    steps: list[tuple[str, str, LineRef]] = []
-    """calls of conversations that no run has finished: lender, key and line"""
-    grades: dict[str, LineRef] = {}
-    """by grade key: the line of the verdict"""
+    """the runs that the outputs come from"""
+    verdicts: dict[str, dict[VerdictKey, VerdictRef]] = {}
+    """by the key of the output"""
+    verdict_lenders: dict[tuple[str, VerdictKey], str] = {}
+    steps: list[tuple[str, LineRef]] = []
+    """calls of conversations that no run has finished: lender and line"""
     inputs: list[Input] = []
     """files that code read for these records"""
 
     @property
     def names(self) -> set[str]:
         """Names of the runs that they come from."""
-        names = {*self.lenders.values(), *(name for name, _, _ in self.steps)}
+        names = {*self.lenders.values(), *self.verdict_lenders.values(), *(name for name, _ in self.steps)}
         return names if self.shared is None else {*names, self.shared.name}
 
     @property
     def runs(self) -> Counter[str]:
         """Number of outputs by run."""
-        runs = Counter(self.lenders[key] for key in self.outputs)
+        runs = Counter(self.lenders.values())
         if self.shared is not None:
             runs[self.shared.name] += self.shared.outputs
         return runs
@@ -142,49 +122,44 @@ class Borrowed(msgspec.Struct):
         return bool(self.shared or self.outputs or self.verdicts or self.steps)
 
 
-def borrow(
-    survey: Survey,
-    work: Work,
-    index: Index,
-    lenders: Iterable[Offer],
-    *,
-    grades: bool = True,
-    known_done: bytes = b"",
-) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given in the order of preference.
-
-    `known_done` is that of `make_plan`: these trials need nothing.
-    """
+def borrow(survey: Survey, work: Work, index: RunIndex, lenders: Iterable[Offer], *, grades: bool = True) -> Borrowed:
+    """Find missing outputs and grades in other runs, which are given in the order of preference."""
     borrowed = Borrowed()
     lenders = list(lenders)
-    if not index.outputs and (shareable := _find_shareable(survey, work, lenders, grades=grades)) is not None:
-        borrowed.shared, lent, borrowed.outputs = shareable
+    records = index
+    if not index.rows["outputs"] and (shareable := _find_shareable(survey, work, lenders)) is not None:
+        borrowed.shared, borrowed.outputs = shareable
         borrowed.lenders = dict.fromkeys(borrowed.outputs, borrowed.shared.name)
-        index.outputs, index.new_bytes = lent.outputs, lent.new_bytes
-        if grades and borrowed.shared.lends_grades:
-            index.verdicts = lent.verdicts
-        known_done = borrowed.shared.known_done.replace(bytes([TO_GRADE]), b"\0")
+        records = borrowed.shared.index
+        if not grades:
+            records.ignore_verdicts()
+        # Verdicts that the lender shares are on record. Of one whose journals of grades are not shared, some may fit.
         lenders = [each for each in lenders if each.name != borrowed.shared.name or not borrowed.shared.lends_grades]
     if not lenders:
         return borrowed  # without computing all keys of a large run
     missing: dict[str, int] = {}
-    """positions of samples, by the keys of outputs"""
-    missing_grades: dict[str, int] = {}
-    """graders, by the keys of verdicts"""
-    for number, key in work.keys(survey, known_done):
-        position = number // work.trials
-        ref = index.outputs.get(key) or borrowed.outputs.get(key)
+    """positions of samples, by the keys of their missing outputs"""
+    lacking: dict[str, dict[VerdictKey, int]] = {}
+    """missing verdicts, each with the number of its grader, by the keys of the outputs"""
+
+    def note_missing_verdicts(key: str, ref: OutputRef, verdicts: Verdicts, position: int) -> None:
+        if grades and (some := _missing_verdicts(work, ref, verdicts, survey.panels.panel_at(position))):
+            lacking[key] = some
+
+    for number, packed, output, verdicts in look_up(survey, work, records, work.numbers(survey)):
+        key, position = unpack(packed), number // work.trials
+        ref = output or borrowed.outputs.get(key)
         if ref is None:
             missing[key] = position
         else:
-            missing_grades.update(_missing_grade_keys(work, key, ref, index, survey.panels.panel_at(position)))
+            note_missing_verdicts(key, ref, verdicts, position)
     shared_files = _shared_files(borrowed.shared)
     for name, rundir, stale in lenders:
-        if not missing and not (missing_grades and grades):
+        if not missing and not lacking:
             break
         for path in _other_journals(rundir, "outputs", shared_files):
-            for offset, line in _hits(path, _KEY, missing.keys()):
-                head = read_output_head(line)
+            for offset, line in _hits(path, missing.keys()):
+                head = decode_head(OutputHead, line)
                 if head is None:
                     continue
                 position = missing[head.key]
@@ -192,45 +167,67 @@ def borrow(
                 ref = head.ref(LineRef(path, offset, len(line)))
                 if not work.fits(ref, row):
                     continue
-                ref = ref._replace(row=row)
-                borrowed.outputs[head.key] = ref
+                borrowed.outputs[head.key] = ref = ref._replace(row=row)
                 borrowed.lenders[head.key] = name
-                panel = survey.panels.panel_at(position)
-                missing_grades.update(_missing_grade_keys(work, head.key, ref, index, panel))
+                note_missing_verdicts(head.key, ref, {}, position)
             for key in borrowed.outputs.keys() & missing.keys():
                 del missing[key]  # only at the end of the file: of two outputs, the later one counts
         for path in rundir.journals("steps"):
-            for offset, line in _hits(path, _KEY, missing.keys() - index.steps.keys()):
-                borrowed.steps.append((name, line[_KEY].decode(), LineRef(path, offset, len(line))))
-        lent_grades = set[str]()
-        for path in _other_journals(rundir, "grades", shared_files) if grades else ():
-            for offset, line in _hits(path, _GRADE_KEY, missing_grades.keys()):
-                grade = read_grade_head(line)
-                if grade is None or grade.status == "error" or missing_grades[grade.grade_key] in stale:
-                    continue
-                borrowed.verdicts[grade.grade_key] = grade.verdict._replace(time=0.0)
-                borrowed.lenders[grade.grade_key] = name
-                borrowed.grades[grade.grade_key] = LineRef(path, offset, len(line))
-                lent_grades.add(grade.grade_key)
-        for key in lent_grades:
-            del missing_grades[key]
+            for offset, line in _hits(path, missing.keys() - set(index.begun())):
+                borrowed.steps.append((name, LineRef(path, offset, len(line))))
+        if grades:
+            _borrow_verdicts(borrowed, lacking, name, stale, _other_journals(rundir, "grades", shared_files))
     return borrowed
 
 
-def drop_other_sets(index: Index, borrowed: Borrowed) -> None:
-    """Remove the verdicts on all outputs of a run together, unless this run has just these outputs."""
-    lent = [(key, ref.together) for key, ref in borrowed.verdicts.items() if ref.together is not None]
-    own = index.verdicts.of_sets()
-    if not own and not lent:
+def _borrow_verdicts(
+    borrowed: Borrowed,
+    lacking: dict[str, dict[VerdictKey, int]],
+    lender: str,
+    stale: Container[int],
+    journals: Iterable[Path],
+) -> None:
+    """Find missing verdicts in the journals of a run; of several equal ones the last counts."""
+    found: dict[tuple[str, VerdictKey], None] = {}
+    for path in journals:
+        for offset, line in _hits(path, lacking.keys()):
+            head = decode_head(GradeHead, line)
+            if head is None or head.status == "error":
+                continue
+            number = lacking[head.key].get(head.verdict_key)
+            if number is None or number in stale:
+                continue
+            place = LineRef(path, offset, len(line))
+            # The time is that of another run's clock; verdicts of this run are later.
+            verdict = VerdictRef(head.status, head.score, head.usage, 0.0, head.counts, head.together, place)
+            borrowed.verdicts.setdefault(head.key, {})[head.verdict_key] = verdict
+            borrowed.verdict_lenders[head.key, head.verdict_key] = lender
+            found[head.key, head.verdict_key] = None
+    for key, verdict_key in found:
+        del lacking[key][verdict_key]
+        if not lacking[key]:
+            del lacking[key]
+
+
+def choose_set(index: RunIndex, borrowed: Borrowed | None = None) -> None:
+    """Let verdicts on all outputs of a run together count only if they are on just the outputs of this run."""
+    borrowed = borrowed or Borrowed()
+    lent = [
+        (key, verdict_key, verdict.together)
+        for key, verdicts in borrowed.verdicts.items()
+        for verdict_key, verdict in verdicts.items()
+        if verdict.together is not None
+    ]
+    records = borrowed.shared.index if borrowed.shared else index
+    if not lent and not records.has_set_verdicts():
         return
-    outputs = {**index.outputs, **borrowed.outputs}
+    outputs = {**dict(records.all_outputs()), **borrowed.outputs}
     digest = set_digest((key, ref.digest) for key, ref in outputs.items())
-    for key, together in own:
+    records.require_set(digest)
+    index.require_set(digest)
+    for key, verdict_key, together in lent:
         if together.digest != digest:
-            del index.verdicts[key]
-    for key, together in lent:
-        if together.digest != digest:
-            del borrowed.verdicts[key], borrowed.grades[key]
+            del borrowed.verdicts[key][verdict_key], borrowed.verdict_lenders[key, verdict_key]
 
 
 def _shared_files(shared: Lender | None) -> set[tuple[int, int]]:
@@ -253,12 +250,10 @@ def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]
                 yield path
 
 
-def _find_shareable(
-    survey: Survey, work: Work, lenders: Iterable[Offer], *, grades: bool
-) -> tuple[Lender, Index, dict[str, OutputRef]] | None:
+def _find_shareable(survey: Survey, work: Work, lenders: Iterable[Offer]) -> tuple[Lender, dict[str, OutputRef]] | None:
     """Find a large run whose outputs nearly all belong to this run.
 
-    Return it with its index of these outputs, and with outputs of rows that have changed only for graders.
+    Return it with outputs of rows that have changed only for graders, which cannot be shared as they are.
     """
     for name, rundir, stale in lenders:
         kinds = ("outputs",) if stale else ("grades", "outputs")
@@ -266,55 +261,68 @@ def _find_shareable(
         if sum(size for (kind, _), size in sizes.items() if kind == "outputs") < SHARED_BYTES:
             continue
         index = rundir.load(repair=False)
-        if not _is_free(rundir) or index.outputs.stopped():
+        if not _is_free(rundir) or index.stopped_outputs():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
-        from holdfast.plan.done import inherit_done  # of large runs
-
-        outputs, recorded = index.outputs, len(index.outputs)
-        lent = inherit_done(survey, work, rundir, index) or look_up(survey, work, index)
-        if lent.usable < _SHARED_PART * recorded:
+        match = _match_outputs(survey, work, index)
+        if match.usable < _SHARED_PART * match.recorded:
             continue
-        relabelled = {key: outputs[key]._replace(row=row) for key, row in lent.relabelled.items()}
-        unwanted = {key: outputs[key].line for key in lent.unwanted}
-        for key in unwanted:
-            del outputs[key]
+        relabelled = {key: ref._replace(row=row) for key, (ref, row) in match.relabelled.items()}
+        for key, ref in match.unwanted.items():
+            index.drop_output(key, ref)
+        if stale:
+            index.ignore_verdicts()
         for spot in index.damage:
             if spot.torn:
                 sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
-        journals = [(kind, path, size) for (kind, path), size in sizes.items() if size]
-        known_done = lent.known if grades and not stale else b""
         lender = Lender(
             name=name,
             rundir=rundir,
-            origin="" if stale else index.origin,
+            index=index,
             lends_grades=not stale,
-            recorded=recorded,
-            outputs=lent.usable,
-            journals=journals,
-            missing=lent.missing,
-            unwanted=unwanted,
-            relabelled=lent.relabelled,
-            known_done=known_done,
+            recorded=match.recorded,
+            outputs=match.usable,
+            journals=[(kind, path, size) for (kind, path), size in sizes.items() if size],
+            missing=match.missing,
+            unwanted={key: ref.line for key, ref in match.unwanted.items()},
+            relabelled=relabelled.keys(),
         )
-        return lender, index, relabelled
+        return lender, relabelled
     return None
 
 
-def look_up(survey: Survey, work: Work, index: Index) -> Inherited:
+class _Match(NamedTuple):
+    """The outputs of another run beside the trials of this one."""
+
+    recorded: int
+    """number of the other run's outputs"""
+    usable: int
+    """number of those that are of this run as they are"""
+    missing: array[int]
+    """positions of samples whose first trial the other run has not"""
+    relabelled: dict[str, tuple[OutputRef, str]]
+    """by key: outputs of rows that have changed only in fields that the target does not see, and the rows' digests"""
+    unwanted: dict[str, OutputRef]
+    """by key: outputs that are not of this run, or not as they are"""
+
+
+def _match_outputs(survey: Survey, work: Work, index: RunIndex) -> _Match:
     """Look up the outputs of all trials in the index of another run."""
-    outputs = index.outputs
-    marks, missing, relabelled = bytearray(outputs.row_count), array("Q"), dict[str, str]()
-    for number, key in work.keys(survey):
-        row, position = outputs.row_of(key), number // work.trials
-        if row < 0:
+    missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), 0
+    for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey)):
+        position = number // work.trials
+        if ref is None:
             if number % work.trials == 0:
                 missing.append(position)
-        elif survey.asked and outputs.sample_row_at(row) != survey.row_text(position):
-            relabelled[key] = survey.row_text(position)
+        elif survey.asked and ref.row != survey.row_text(position):
+            relabelled[unpack(key)] = ref, survey.row_text(position)
         else:
-            marks[row] = 1
-    unwanted = [key for key in outputs if not marks[outputs.row_of(key)]] if 0 in marks else []
-    return Inherited(b"", marks.count(1), missing, unwanted, relabelled)
+            usable += 1
+    recorded = index.count_outputs()
+    unwanted = {key: ref for key, (ref, _) in relabelled.items()}
+    if usable + len(unwanted) < recorded:
+        own = set(work.packed_keys(survey, work.numbers(survey)))
+        unwanted |= {key: ref for key, ref in index.all_outputs() if pack(key) not in own}
+    return _Match(recorded, usable, missing, relabelled, unwanted)
 
 
 def _is_free(rundir: RunDir) -> bool:
@@ -322,97 +330,82 @@ def _is_free(rundir: RunDir) -> bool:
     return not rundir.lease.exists() and not any(rundir.workers.glob("*/lease"))
 
 
-def _missing_grade_keys(work: Work, key: str, ref: OutputRef, index: Index, panel: Panel) -> Iterator[tuple[str, int]]:
+def _missing_verdicts(work: Work, ref: OutputRef, verdicts: Verdicts, panel: Panel) -> dict[VerdictKey, int]:
+    """Return the verdicts that an output lacks, each with the number of its grader."""
+    missing = {}
     for number in panel.graders:
-        grade = work.grade_key(key, ref, number)
-        if grade is not None:
-            verdict = index.verdicts.get(grade)
-            if verdict is None or verdict.status == "error":
-                yield grade, number
+        key = work.verdict_key(ref, number)
+        if key is not None and ((verdict := verdicts.get(key)) is None or verdict.status == "error"):
+            missing[key] = number
+    return missing
 
 
-def adopt(borrowed: Borrowed, rundir: RunDir, index: Index) -> None:
-    """Bring borrowed records durably into a run's journals, and into its index. The caller holds the run's lease."""
+def adopt(borrowed: Borrowed, rundir: RunDir) -> None:
+    """Bring borrowed records durably into a run's journals. The caller holds the run's lease."""
     append_inputs(rundir.path, dict.fromkeys(borrowed.inputs))
     if borrowed.shared is not None:
-        _share(borrowed.shared, rundir, index)
-    lines = {key: ref.line for key, ref in borrowed.outputs.items()}
-    for lender in {line.path for line in (*lines.values(), *(line for _, _, line in borrowed.steps))}:
+        _share(borrowed.shared, rundir)
+    outputs = [(ref.line, borrowed.lenders[key], ref.row) for key, ref in borrowed.outputs.items()]
+    steps = [(line, lender, None) for lender, line in borrowed.steps]
+    grades = [
+        (verdict.line, borrowed.verdict_lenders[key, verdict_key], None)
+        for key, verdicts in borrowed.verdicts.items()
+        for verdict_key, verdict in verdicts.items()
+        if verdict.line is not None
+    ]
+    for lender in {line.path for line, _, _ in (*outputs, *steps)}:
         # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
         Blobs(rundir.files).take_from(run_of(lender) / "files")
-    rows = {key: ref.row for key, ref in borrowed.outputs.items() if ref.row is not None}
-    for key, line in _copy(lines, borrowed.lenders, rundir.path / "outputs.jsonl", rows):
-        index.outputs[key] = borrowed.outputs[key]._replace(line=line)
-    calls = {f"{number}": line for number, (_, _, line) in enumerate(borrowed.steps)}
-    names = {f"{number}": name for number, (name, _, _) in enumerate(borrowed.steps)}
-    for number, line in _copy(calls, names, rundir.path / "steps.jsonl"):
-        index.steps.setdefault(borrowed.steps[int(number)][1], []).append(line)
-    for key, _ in _copy(borrowed.grades, borrowed.lenders, rundir.path / "grades.jsonl"):
-        index.verdicts[key] = borrowed.verdicts[key]
+    for kind, lines in (("outputs", outputs), ("steps", steps), ("grades", grades)):
+        _copy(lines, rundir.path / f"{kind}.jsonl")
 
 
-def _share(shared: Lender, rundir: RunDir, index: Index) -> None:
+def _share(shared: Lender, rundir: RunDir) -> None:
     """Share the journals of another run. Outputs come last: until they are there, nothing counts as shared."""
-    places: dict[Path, Path] = {}
+    links: dict[Path, Path] = {}
     for number, (kind, journal, length) in enumerate(shared.journals):
         folder = shared_folder(rundir.path, lender_of(journal) or shared.name)
         try:
             if kind == "outputs":
                 write_unwanted(folder, {*shared.unwanted, *unwanted_keys(journal)})
             make_directory(folder)
-            places[journal] = share(journal, length, kind, number, folder)
+            links[journal] = share(journal, length, kind, number, folder)
         except (FileNotFoundError, StaleJournalError) as error:
             raise UsageError(
                 f"{shared.name}, whose outputs this run reuses, has just been removed or changed",
                 remedy="Run the same command again.",
             ) from error
         Blobs(rundir.files).take_from(run_of(journal) / "files")
-    index.outputs.use_files([places.get(path, path) for path in index.outputs.files])
-    if shared.origin:
-        from holdfast.store.index_cache import IndexCache  # which small runs need not import
-
-        cache = IndexCache(rundir)
-        cache.share(shared.rundir, shared.origin, places)
-        index.origin = cache.origin
+    share_published(shared.rundir, rundir, links)
 
 
-def _hits(path: Path, place: slice, missing: Set[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield the sound lines whose key is in `missing`, reading the key from its fixed position.
-
-    A file that is gone by now is skipped.
-    """
-    if not missing:
+def _hits(path: Path, keys: Set[str]) -> Iterator[tuple[int, bytes]]:
+    """Yield the sound lines about some trials, decoding no others. A file that is gone by now is skipped."""
+    if not keys:
         return
-    keys = {key.encode() for key in missing}
+    wanted = {key.encode() for key in keys}
     with if_present():
         for offset, line in scan_raw(path):
-            if line[place] in keys and is_sound(line):
+            if line[KEY_PLACE] in wanted and is_sound(line):
                 yield offset, line
 
 
-def _copy(
-    lines: Mapping[str, LineRef], lenders: Mapping[str, str], path: Path, rows: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[tuple[str, LineRef]]:
-    """Append lines of other files to `path`; yield each key with where its line is now, once it is durable.
-
-    `rows` are the digests of the samples' rows as they are here, by key.
-    """
-    waiting: list[tuple[str, bytes]] = []
+def _copy(lines: Iterable[tuple[LineRef, str, str | None]], path: Path) -> None:
+    """Append lines of other files durably to `path`, each with its lender, and the row's digest if that is given."""
+    waiting: list[bytes] = []
     size = 0
     with ExitStack() as stack:
         files: dict[Path, int] = {}
-        for number, (key, (source, offset, length)) in enumerate(lines.items(), 1):
+        for (source, offset, length), lender, row in lines:
             if source not in files:
                 files[source] = open_file(source)
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
             if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines
-                line = with_source(line, lenders[key], rows.get(key))
-                waiting.append((key, line))
-                size += len(line)
-            if waiting and (size > _CHUNK or number == len(lines)):
-                at = append_lines(path, b"".join([line for _, line in waiting]))
-                for copied, line in waiting:
-                    yield copied, LineRef(path, at, len(line) - 1)
-                    at += len(line)
+                waiting.append(with_source(line, lender, row))
+                size += len(waiting[-1])
+            if size > _CHUNK:
+                append_lines(path, b"".join(waiting))
                 waiting, size = [], 0
+        if waiting:
+            append_lines(path, b"".join(waiting))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from holdfast.store.heads import VerdictRef
 from holdfast.store.records import apply_threshold
-from holdfast.store.refs import VerdictRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Two conversations about one sample side by side, aligned turn by turn, message by message and call by call.
 
-Within a turn, messages and tool calls that are equal in both are the anchors. What lies between two anchors is paired
-where it is of one kind: messages of one role, calls of one tool. In texts that differ, the words are compared.
+Within a turn, messages and tool calls that are equal in both are the anchors. Items between two anchors are paired if
+they are of one kind: messages of one role, calls of one tool. In texts that differ, the words are compared.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.report.chat import ChatMessage, ToolUse
-    from holdfast.report.checkpoints import CheckpointBand, GraderVerdict
-    from holdfast.report.timeline import Timeline, TimelineFacts, TimelineTurn
+    from holdfast.report.timeline import CheckpointBand, GraderVerdict, Timeline, TimelineFacts, TimelineTurn
 
 MOST_TEXT: Final = 20_000
 """characters of a text whose words are compared"""
 _MOST_WORDS: Final = 3_000
-"""words of a text that are compared; beyond, its lines are"""
+"""words of a text up to which words are compared; in longer texts, lines are"""
 _MANY_ITEMS: Final = 500
-"""messages and calls of a turn from which on they are not compared to the last"""
+"""messages and calls of a turn beyond which they are paired in order, without comparing all of them"""
 _WORD: Final = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 _LINE: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -47,7 +46,7 @@ class AlignedItem(Struct, frozen=True, kw_only=True):
     pieces: list[TextPiece]
     """the text; arguments of a call"""
     result: list[TextPiece] | None = None
-    """of a call, where it is known"""
+    """of a call, if known"""
 
 
 class AlignedRow(Struct, frozen=True, kw_only=True):
@@ -64,7 +63,7 @@ class AlignedTurn(Struct, frozen=True, kw_only=True):
     number: int
     """0: before the first turn"""
     states: list[str]
-    """of the turn in each conversation; empty where it has no such turn"""
+    """of the turn in each conversation; empty if it has no such turn"""
     rows: list[AlignedRow]
     checkpoints: list[CheckpointBand | None]
 
@@ -108,7 +107,7 @@ class _Item(NamedTuple):
 
     @property
     def sort(self) -> tuple[str, str]:
-        """Kind and label, which two items must share to stand opposite each other."""
+        """Kind and label, which two items must share to be paired."""
         return self.kind, self.label
 
     @property
@@ -173,7 +172,7 @@ def _call(use: ToolUse, number: int) -> _Item:
 
 
 def _pair_items(ours: Sequence[_Item], theirs: Sequence[_Item]) -> Iterator[tuple[_Item | None, _Item | None]]:
-    """Pair the items of a turn: equal ones by the longest common subsequence, between them those of one sort."""
+    """Pair the items of a turn: equal items by the longest common subsequence, and between them items of one sort."""
     many = max(len(ours), len(theirs)) > _MANY_ITEMS
     for same, left, right in _match([item.content for item in ours], [item.content for item in theirs], quickly=many):
         if same:
@@ -221,9 +220,9 @@ def _row(left: _Item | None, right: _Item | None) -> AlignedRow:
 
 
 def compare_texts(first: str, second: str) -> tuple[list[TextPiece], list[TextPiece]]:
-    """Divide two texts into what they share and what only one of them has: by words, long ones by lines.
+    """Divide two texts into shared parts and parts of only one of them, by words; long texts by lines.
 
-    Where one is empty, or longer than `MOST_TEXT`, it is one piece.
+    If one of them is empty, or longer than `MOST_TEXT`, each is one piece.
     """
     if first == second or not first or not second or max(len(first), len(second)) > MOST_TEXT:
         return _whole(first, shared=first == second), _whole(second, shared=first == second)

@@ -1,7 +1,7 @@
 """The numbers of a benchmark in lm-eval's words, with lm-eval's arithmetic. Pure functions.
 
-Sums are taken in the dataset's order and operation by operation as lm-eval takes them, so that equal scores give equal
-digits. Standard errors that lm-eval draws by bootstrap, those of `perplexity` and `median`, are `N/A` here.
+Sums are computed in the dataset's order with the operations of lm-eval, so that equal scores give equal digits. The
+standard errors of `perplexity` and `median`, for which lm-eval uses the bootstrap, are `N/A` here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Results = dict[str, Any]
 """the entry of a task or a group among the results"""
 
 UNKNOWN: Final = "N/A"
-"""lm-eval's word for a number that there is not"""
+"""lm-eval's word for a missing number"""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -84,7 +84,7 @@ AGGREGATIONS: Final[dict[str, Callable[[Any], float]]] = {
 
 
 def uses_values(metric: TaskMetric) -> bool:
-    """Tell whether a metric is made of the `value` in the details of verdicts, instead of their scores from 0 to 1."""
+    """Return True if a metric is computed from the `value` in the details of verdicts, not from their scores."""
     return metric.aggregation != "mean"
 
 
@@ -109,7 +109,7 @@ def outline(benchmark: BenchmarkTasks) -> BenchmarkMetrics:
 
 
 def describes(metrics: BenchmarkMetrics | None, benchmark: BenchmarkTasks | None) -> bool:
-    """Tell whether numbers were made with the tasks and groups that a benchmark has now."""
+    """Return True if numbers were computed with the tasks and groups that a benchmark has now."""
     if metrics is None or benchmark is None:
         return metrics is None and benchmark is None
     current = outline(benchmark)
@@ -120,7 +120,7 @@ def describes(metrics: BenchmarkMetrics | None, benchmark: BenchmarkTasks | None
 def benchmark_metrics(benchmark: BenchmarkTasks, values: Mapping[tuple[str, str], Sequence[Any]]) -> BenchmarkMetrics:
     """Return the numbers of a benchmark.
 
-    `values` are by task and by the metric's key, one of each row, in the dataset's order.
+    `values` has a list for each task and metric's key, with one value per row in the dataset's order.
     """
     results: dict[str, Results] = {}
     samples: dict[str, dict[str, int]] = {}
@@ -202,13 +202,13 @@ def _group_results(name: str, benchmark: BenchmarkTasks, results: Mapping[str, R
 
 
 def _filters(metric: str, members: Iterable[Results]) -> list[str]:
-    """Return the filters with which tasks have a metric."""
+    """Return the filters that tasks combine with a metric."""
     prefix = f"{metric},"
     return sorted({key.removeprefix(prefix) for member in members for key in member if key.startswith(prefix)})
 
 
 def _bottom_up(benchmark: BenchmarkTasks) -> Iterator[str]:
-    """Yield the groups, those inside a group before it."""
+    """Yield the groups, inner groups before outer ones."""
     inner = {member for group in benchmark.groups.values() for member in group.tasks}
     seen: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""The messages of a conversation for readers: text, images, and tool calls with their results beside them."""
+"""The messages of a conversation for readers: text, images, and tool calls together with their results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from holdfast.targets.trace import Seen
 
 _ONE_LINE: Final = 72
-"""bytes of JSON that are not spread over lines"""
+"""bytes of JSON up to which it stays on one line"""
 _READ_APART: Final = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call"}
     | {"reasoning", "reasoning_content", "reasoning_details", "raw"}
 )
-"""keys of a message that are read one by one, or are for its server alone"""
+"""keys of a message that are read one by one, or that only its server needs"""
 
 
 class MessageImage(Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str
-    """indented JSON; as the model wrote them where they are not JSON"""
+    """indented JSON, or the text that the model wrote if it is not JSON"""
     result: str | None = None
     """None if the conversation does not have it"""
     answer: int | None = None
@@ -63,7 +63,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """A message of the conversation. Tool messages are results of their calls, unless they answer none."""
+    """A message of the conversation. A tool message is the result of its call, unless it answers no call."""
 
     number: int
     """from 1, in the whole conversation"""
@@ -71,7 +71,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     name: str | None = None
     text: str = ""
     reasoning: str = ""
-    """the model's thoughts, where it reports them"""
+    """the model's thoughts, if it reports them"""
     images: list[MessageImage] = []
     pictures: list[StoredPicture] = []
     """images that are named in the text"""
@@ -85,7 +85,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 
 
 def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[ChatMessage]:
-    """Return messages in the form of the timeline, with the results of tool calls beside the calls."""
+    """Return messages in the form of the timeline: each tool call has its result."""
     numbered = list(enumerate(messages, 1))
     calls: dict[int, list[Seen]] = {}
     answers: dict[int, tuple[int, Any]] = {}
@@ -118,7 +118,7 @@ def _use(call: Seen, message: Mapping[str, Any], answer: tuple[int, Any] | None)
 
 
 def listed_call(name: str, arguments: Any, result: Any) -> ToolUse:
-    """Return a tool call that stands beside the messages."""
+    """Return a tool call that no message holds."""
     return ToolUse(name=name, arguments=as_text(arguments), result=None if result is None else as_text(result))
 
 
@@ -143,7 +143,7 @@ def _content_text(content: Any) -> str:
     if not isinstance(content, list):
         return "" if content is None else as_text(content)
     texts = []
-    for part in content:  # parts, as the chat API has them; what is neither text nor image is shown as it is
+    for part in content:  # parts of the chat API; a part that is neither text nor image is shown as JSON
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif _image(part) is None:
@@ -165,7 +165,7 @@ def _picture(part: Any) -> StoredPicture | None:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and anything else as JSON: on one line where it is short, else indented."""
+    """Return a text as it is, and anything else as JSON: on one line if it is short, else indented."""
     if isinstance(value, str):
         return value
     encoded = msgspec.json.encode(value)

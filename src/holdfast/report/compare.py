@@ -1,7 +1,7 @@
 """Read finished runs for comparison, and compare them.
 
-Graders are compared only where both runs have the very same grader: a name is not enough, since a changed tolerance or
-rubric would show as a difference between the models.
+A grader is compared only if it is exactly the same in both runs. Its name is not enough: a changed tolerance or rubric
+would look like a difference between the models.
 
 P-values and intervals of a comparison are corrected together, by Bonferroni's method: all intervals hold at once with
 95 % confidence, and each excludes 0 exactly if its p-value is below 5 %. Holm's method, which would find a little more,
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.display.format import difference_interval
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import difference_interval, html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.plan.changes import grader_changes, identity_changes
-from holdfast.report.paired import (
+from holdfast.report.stats import (
     LEVEL,
     Difference,
     cluster_parts,
@@ -56,7 +55,7 @@ BY_COLUMNS: Final = (
     "95 % interval",
     "p (corrected)",
 )
-"""of a comparison by a field of the rows, whose name stands for `value`"""
+"""of a comparison by a field of the rows, whose name replaces `value`"""
 
 OVERALL = "passed"
 """the metric that says whether a trial passes every grader"""
@@ -74,15 +73,15 @@ class ScoredRun:
     scores: dict[str, Scores] = field(default_factory=dict)
     """by grader, and under `passed` whether the trial passes all graders"""
     passes: dict[str, Scores] = field(default_factory=dict)
-    """1 or 0 by whether the grader passes"""
+    """1 if the grader passes, else 0"""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """the outputs' keys by sample"""
     answers: dict[str, list[int]] = field(default_factory=dict)
-    """by sample, hashes of its outputs' keys and answers: equal, in one process, for the same outputs"""
+    """by sample, hashes of its outputs' keys and answers, which are equal for the same outputs in one process"""
     by: dict[str, dict[str, str]] = field(default_factory=dict)
-    """by field of the rows: the value of each sample, where the report was broken down by that field"""
+    """by field that the report was broken down by: the value of each sample"""
     clusters: dict[str, str] = field(default_factory=dict)
-    """the cluster of each sample, where the report was made with clusters"""
+    """the cluster of each sample, if the report was made with clusters"""
     totals: Scores = field(default_factory=dict)
     """the trials' own scores: the weighted mean over their graders"""
 
@@ -129,9 +128,9 @@ def metric_names(run: ScoredRun) -> list[str]:
 
 
 def shared_names(first: ScoredRun, second: ScoredRun) -> list[str]:
-    """Metrics that mean the same in both runs: graders that are the same grader.
+    """Return the metrics that mean the same in both runs: graders that are the same.
 
-    Passing all graders is the same metric only where all graders and their thresholds are the same.
+    Passing all graders is the same metric only if all graders and their thresholds are the same.
     """
     changed = changed_graders(first, second)
     same = first.metrics.graders.keys() == second.metrics.graders.keys() and not changed
@@ -141,7 +140,7 @@ def shared_names(first: ScoredRun, second: ScoredRun) -> list[str]:
 
 
 def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]:
-    """Graders that have a name in common and nothing else, each with what differs, from first to second."""
+    """Return graders with the same name in both runs that are different graders, each with its differences."""
     ours, theirs = (run.identity.graders for run in (first, second))
     changes = {name: grader_changes(ours[name], theirs[name]) for name in ours if name in theirs}
     for name in changes:
@@ -152,7 +151,7 @@ def changed_graders(first: ScoredRun, second: ScoredRun) -> dict[str, list[str]]
 
 
 def changed_thresholds(first: ScoredRun, second: ScoredRun) -> dict[str, tuple[Any, Any]]:
-    """Thresholds of graders in both runs that are not the same: scores compare, passing does not."""
+    """Return graders whose thresholds differ: their scores can be compared, but not their passes."""
     ours, theirs = first.metrics.graders, second.metrics.graders
     limits = {name: (ours[name].threshold, theirs[name].threshold) for name in ours if name in theirs}
     return {name: pair for name, pair in limits.items() if pair[0] != pair[1]}
@@ -186,7 +185,7 @@ class Flip:
     gained: bool
     """passes in the first and not in the second"""
     keys: tuple[str, str]
-    """of the transcripts, first and second"""
+    """keys of both transcripts"""
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Compared:
     difference: Difference
     p_value: float
     adjusted: float
-    """times the number of comparisons that were made together"""
+    """the p-value times the number of comparisons made together"""
     test: str
 
     @property
@@ -264,7 +263,7 @@ class Comparison:
     differences: tuple[str, ...] = ()
     """what differs between the runs apart from their verdicts"""
     not_compared: tuple[str, ...] = ()
-    """graders that both runs have under one name, and that are not the same grader"""
+    """graders with the same name in both runs that are different graders"""
     by: tuple[Breakdown, ...] = ()
     """by each field that one of the runs was broken down by"""
 
@@ -365,7 +364,7 @@ def corrected_for(comparisons: int) -> str:
 
 
 def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence[str]) -> Breakdown:
-    """Compare two runs by a field. A sample has the value that the first run recorded, else that of the second."""
+    """Compare two runs by a field. A sample has the value that the first run recorded, else the second run's."""
     values = {**second.by.get(name, {}), **first.by.get(name, {})}
     members: dict[str, list[str]] = {}
     for sample in dict.fromkeys([*first.keys, *second.keys]):
@@ -389,7 +388,7 @@ def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence
 
 
 def shared_clusters(first: ScoredRun, second: ScoredRun) -> dict[str, str]:
-    """Return the cluster of each sample: the one that the first run recorded, else that of the second."""
+    """Return the cluster of each sample: the one that the first run recorded, else the second run's."""
     return {**second.clusters, **first.clusters}
 
 
@@ -400,7 +399,7 @@ def _only(scores: Scores, samples: Sequence[str]) -> Scores:
 def compare_metric(
     name: str, ours: Scores, theirs: Scores, clusters: Mapping[str, str] = MappingProxyType({})
 ) -> Compared | None:
-    """Compare the scores of two runs on the samples both have, by the test that suits them; None if there are none."""
+    """Compare the scores of two runs on the samples both have, by the test that suits them; None without any."""
     difference = paired_difference(ours, theirs, clusters=clusters)
     if difference is None:
         return None

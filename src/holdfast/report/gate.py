@@ -3,11 +3,11 @@
 Against a baseline a gate tests, on the samples that both runs have, metric by metric:
 
 - *not worse*: a loss of more than the margin is excluded;
-- *worse*: there is a loss by more than chance, and a larger one than the margin is not excluded;
-- *cannot tell*: neither. There are too few samples, and the gate says how many would do.
+- *worse*: there is a loss by more than chance, and a loss of more than the margin is not excluded;
+- *cannot tell*: neither. There are too few samples, and the gate says how many are enough.
 
 The first that holds is the verdict. A system that did not change is `worse` in at most 5 % of the gates, however many
-metrics there are: Holm's method corrects the tests, which look for losses alone. `not worse` needs no correction, since
+metrics there are: Holm's method corrects the tests, which look only for losses. `not worse` needs no correction, since
 all metrics must pass.
 """
 
@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from holdfast.display.notebook import html_table, html_text
+from holdfast.display.format import html_table, html_text
 from holdfast.errors import UsageError
 from holdfast.report.compare import (
     OVERALL,
@@ -29,8 +29,17 @@ from holdfast.report.compare import (
     shared_clusters,
     shared_names,
 )
-from holdfast.report.paired import Z80, cluster_parts, gaps, holm, implied_half, mean_and_error, p_text
-from holdfast.report.stats import normal_quantile, t_quantile
+from holdfast.report.stats import (
+    Z80,
+    cluster_parts,
+    gaps,
+    holm,
+    implied_half,
+    mean_and_error,
+    normal_quantile,
+    p_text,
+    t_quantile,
+)
 from holdfast.spec.eval_schema import MAX_DROP, RUN_METRICS
 from holdfast.spec.schema import parse_points
 from holdfast.store.gate import Check
@@ -57,7 +66,7 @@ class Rules:
     confidence: float = 0.95
     inconclusive: Inconclusive = "pass"
     max_regression_pct: float | None = None
-    """allows so much less than the baseline's value instead, in percent, and tests nothing"""
+    """instead: the allowed loss in percent of the baseline's value, without a test"""
     golden: Collection[str] = ()
     minima: Mapping[str, float] | None = None
     new: NewPolicy = "ignore"
@@ -74,13 +83,13 @@ class GateResult:
 
     checks: tuple[Check, ...]
     notices: tuple[str, ...] = ()
-    """what the gate could not look at, or not test"""
+    """what the gate could not check or test"""
     eval: str = ""
     """name of the eval"""
     baseline: str | None = None
     """target and id of the baseline"""
     confidence: float | None = None
-    """of the verdicts; None where nothing was tested"""
+    """of the verdicts; None if nothing was tested"""
 
     @property
     def passed(self) -> bool:
@@ -250,7 +259,7 @@ def _against(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Chec
             checks.append(_check(name, False, f"{name} is in the baseline and not in this run", metric=name))
     if not checks:
         checks.append(_check("metrics", False, "the two runs have no metric in common: there is nothing to compare"))
-    if current.metrics.coverage < 1:  # verdicts that are missing could hide what has become worse
+    if current.metrics.coverage < 1:  # missing verdicts could hide a loss
         if allowed is None:
             checks.append(_coverage(current, baseline, rules.max_drop))
         else:
@@ -259,7 +268,7 @@ def _against(current: ScoredRun, baseline: ScoredRun, rules: Rules) -> list[Chec
 
 
 class Loss(NamedTuple):
-    """One metric beside the baseline, on the samples that both runs have."""
+    """One metric compared with the baseline, on the samples that both runs have."""
 
     metric: str
     before: float
@@ -278,7 +287,7 @@ class Loss(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """The value minus that of the baseline."""
+        """The value minus the baseline's."""
         return self.value - self.before
 
 

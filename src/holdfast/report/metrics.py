@@ -1,7 +1,7 @@
 """`results.json` and `metrics.json`, built from the journals.
 
 Everything is taken in the dataset's order, so a run that was interrupted a hundred times gives the same bytes as one
-that was not; what depends on the clock is kept apart under `timing`, last.
+that was not. Values that depend on the clock are kept apart in `timing`, at the end.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ import msgspec
 
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import check_rows
-from holdfast.report.agreement import AgreementTally
 from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
-from holdfast.report.breakdown import Row, RowsTally
-from holdfast.report.notices import account_notices, with_thoughts
 from holdfast.report.stats import pass_at_k, quantile_of
-from holdfast.report.trial_columns import TrialColumns
+from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notices, with_thoughts
+from holdfast.report.trial_table import ReportedTable
 from holdfast.report.trials import NO_OUTPUT, TrialReader
-from holdfast.report.verdicts import grading_rules, level_measurements
+from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
-from holdfast.store.answers import KINDS, Answers, class_of_kind, count_answers
+from holdfast.store.answers import Answers, class_of_kind, count_answers
 from holdfast.store.durable import replacing
-from holdfast.store.index import read_values
+from holdfast.store.heads import decode_line
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
-from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.records import SCHEMA_VERSION, Grade
 from holdfast.store.texts import TextReader
 
 if TYPE_CHECKING:
@@ -42,48 +40,35 @@ if TYPE_CHECKING:
     from holdfast.report.trials import TrialBatch
     from holdfast.report.verdicts import Judged, JudgedOutput
     from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
     from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.rundir import RunDir
 
 
-def write_report(identified: RunIdentity, rundir: RunDir, index: Index) -> Metrics:
-    """Write results.json, then metrics.json, and return the latter; of a large run also its columns for the viewer."""
+def write_report(identified: RunIdentity, rundir: RunDir, index: RunIndex) -> Metrics:
+    """Write results.json, then metrics.json, and return the metrics; a large run also gets a table for the viewer."""
     if identified.dataset.stamp() != identified.stamp:
         check_rows(identified.dataset, identified.survey)
-    columns = TrialColumns(identified, rundir, index, grader_places(identified.spec))
-    try:
-        metrics = _write_report(identified, rundir, index, columns)
-    except OSError:
-        if not columns.discard():
-            raise
-        metrics = _write_report(identified, rundir, index, columns)  # they may have taken the last room on the disk
-    except BaseException:
-        columns.discard()
-        raise
-    columns.finish()
-    return metrics
-
-
-def _write_report(identified: RunIdentity, rundir: RunDir, index: Index, columns: TrialColumns) -> Metrics:
     benchmark = benchmark_tasks(identified.spec.document.data)
-    scores = None if benchmark is None else _BenchmarkScores(identified, index, rundir, benchmark)
+    scores = None if benchmark is None else _BenchmarkScores(identified, index, benchmark)
     report = _Report(identified, index, scores)
+    table = ReportedTable(identified, index, [place.name for place in grader_places(identified.spec)])
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
         separator = b""
-        for lines in report.lines(columns):
+        for lines in report.lines(table):
             file.write(separator + lines)
             separator = b",\n"
         file.write(b"\n]}\n")
     metrics = report.metrics(rundir.journal_bytes())
     with replacing(rundir.metrics) as file:
         file.write(msgspec.json.format(msgspec.json.encode(metrics.to_dict()), indent=2) + b"\n")
+    table.publish(rundir, index)
     return metrics
 
 
-def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
+def report_so_far(identified: RunIdentity, index: RunIndex) -> Metrics:
     """Compute the numbers of a run that is not finished, with how many outputs each grader has not graded."""
     report = _Report(identified, index)
     report.count()
@@ -92,10 +77,6 @@ def report_so_far(identified: RunIdentity, index: Index) -> Metrics:
 
 _MOST_EQUAL: Final = 1 << 12
 """different rows that are counted before they are added, and different parts of entries that are kept"""
-
-
-_CLASSES: Final = tuple(map(class_of_kind, KINDS))
-"""classes of answers by the codes of their kinds"""
 
 
 class _Field(NamedTuple):
@@ -111,13 +92,12 @@ class _Field(NamedTuple):
 class _Report:
     """One pass over a run in the dataset's order."""
 
-    def __init__(self, identified: RunIdentity, index: Index, benchmark: _BenchmarkScores | None = None) -> None:
+    def __init__(self, identified: RunIdentity, index: RunIndex, benchmark: _BenchmarkScores | None = None) -> None:
         spec = identified.spec
         self._identified = identified
         self._index = index
         self._benchmark = benchmark
         self._places = grader_places(spec)
-        level_measurements(identified.work, self._places, index)
         self._trials = TrialReader(identified, index, self._places)
         self._whole = RowsTally(self._places, spec.trials)
         groupings = identified.survey.groupings
@@ -131,8 +111,8 @@ class _Report:
         self._equal: Counter[tuple[Any, ...]] = Counter()
         """how many rows that are not yet added have a panel, a judged output, and a value of each field of `by`"""
         self._outputs = 0
-        self._kinds: Counter[int] = Counter()
-        """codes of the kinds of answers"""
+        self._kinds: Counter[str] = Counter()
+        """kinds of answers"""
         self._failed = 0
         """trials without an output that were attempted"""
         self._with_thoughts = 0
@@ -140,33 +120,33 @@ class _Report:
         self._values = lru_cache(_MOST_EQUAL)(self._result_values)
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
-    def lines(self, columns: TrialColumns) -> Iterator[bytes]:
-        """The entries of results.json, one on each line and many at a time, counting and filling columns on the way."""
+    def lines(self, table: ReportedTable) -> Iterator[bytes]:
+        """Yield the entries of results.json, one per line and many at a time; count them and fill the table."""
         encode = msgspec.json.Encoder().encode_lines
-        reader = TextReader(self._index.outputs)
+        reader = TextReader()
         clusters = [] if self._clusters is None else self._clusters.values
         try:
             for batch in self._trials.batches():
                 self._add(batch)
-                outputs = reader.read(batch.fields)
-                self._with_thoughts += sum("</think>" in output.output for output in outputs)
-                entries = self._entries(batch, [output.output for output in outputs], clusters)
-                columns.add(batch, [entry.sample for entry in entries], outputs)
-                # Every newline ends an entry: those of texts are escaped.
+                texts = reader.read([output.line for output in batch.recorded])
+                self._with_thoughts += sum("</think>" in text for text in texts)
+                entries = self._entries(batch, texts, clusters)
+                table.add(batch, [entry.sample for entry in entries])
+                # Every newline ends an entry: newlines in texts are escaped.
                 yield encode(entries)[:-1].replace(b"\n", b",\n")
         finally:
             reader.close()
         self._add_equal()
 
     def count(self) -> None:
-        """Count alone, for which no row and no transcript is read."""
+        """Count without writing entries, so that no row and no transcript is read."""
         for batch in self._trials.batches():
             self._add(batch)
         self._add_equal()
 
     def _entries(self, batch: TrialBatch, texts: Sequence[str], clusters: Sequence[str]) -> list[TrialResult]:
         trials, survey = self._identified.spec.trials, self._identified.survey
-        outputs = zip(texts, [_CLASSES[each[10]] for each in batch.fields], strict=True)
+        outputs = zip(texts, [class_of_kind(output.kind) for output in batch.recorded], strict=True)
         grades = {judged: self._grades(judged) for judged in set(batch.judged)}
         entries = []
         ids = survey.ids.encoded(batch.positions.start, len(batch.positions))
@@ -179,7 +159,7 @@ class _Report:
             cluster = msgspec.UNSET if self._clusters is None else clusters[self._clusters.number_at(position)]
             for number in range(first, first + trials):
                 judged = batch.judged[number]
-                output, answer = next(outputs) if batch.rows[number] >= 0 else (None, None)
+                output, answer = next(outputs) if batch.outputs[number] is not None else (None, None)
                 entries.append(
                     TrialResult(
                         sample,
@@ -211,16 +191,21 @@ class _Report:
     def _add(self, batch: TrialBatch) -> None:
         """Count the trials of a batch."""
         trials, panels = self._identified.spec.trials, self._identified.survey.panels
-        self._outputs += len(batch.fields)
-        self._kinds.update([each[10] for each in batch.fields])
-        if len(batch.fields) < len(batch.rows):
-            keys = zip(batch.keys, batch.rows, strict=True)
+        recorded = batch.recorded
+        self._outputs += len(recorded)
+        self._kinds.update([output.kind for output in recorded])
+        if len(recorded) < len(batch.keys):
+            trials_of_batch = zip(batch.keys, batch.outputs, strict=True)
             tried, uncertain = self._index.attempts, self._index.uncertain
-            self._failed += sum(row < 0 and key in tried and key not in uncertain for key, row in keys)
+            self._failed += sum(
+                output is None and key in tried and key not in uncertain for key, output in trials_of_batch
+            )
         for grader, tally in self._agreement.items():
             for judged in batch.judged:
                 tally.add([judged.verdicts.get(vote) for vote in self._places[grader].votes])
         if trials == 1 and self._clusters is None and self._benchmark is None:
+            # Most rows of a large run are equal in all that counts. Adding each kind of row once, with its number,
+            # is much faster than adding row by row.
             rows = slice(batch.positions.start, batch.positions.stop)
             values = [each.grouping.packed()[rows] for each in self._by]
             self._equal.update(zip(panels.packed()[1][rows], batch.judged, *values, strict=True))
@@ -230,7 +215,7 @@ class _Report:
         for position, first in zip(batch.positions, range(0, len(batch.keys), trials), strict=True):
             own = slice(first, first + trials)
             cluster = None if self._clusters is None else self._clusters.number_at(position)
-            outputs = trials - batch.rows[own].count(-1)
+            outputs = trials - batch.outputs[own].count(None)
             row = Row(panels.panel_at(position), batch.judged[own], outputs, cluster)
             self._add_row(row, [each.grouping.number_at(position) for each in self._by])
             if self._benchmark is not None:
@@ -265,7 +250,7 @@ class _Report:
         }
 
     def metrics(self, sizes: Mapping[str, int] | None = None, *, so_far: bool = False) -> Metrics:
-        """Return the numbers, after all entries were taken. `sizes` are those of the journals."""
+        """Return the numbers, after all trials were counted. `sizes` are the sizes of the journals."""
         identified = self._identified
         spec, total = identified.spec, identified.survey.count * identified.spec.trials
         overall = self._whole.overall_metrics(so_far=so_far) if self._places else None
@@ -274,7 +259,7 @@ class _Report:
             overall = msgspec.structs.replace(overall, ungraded=self._outputs - statuses.total())
         seconds = self._trials.seconds
         graders = self._by_grader(so_far=so_far)
-        kinds = {KINDS[code]: count for code, count in self._kinds.items()}
+        kinds = self._kinds
         notices = [*identified.idle_notices, *account_notices(kinds, self._places, graders)]
         notices += with_thoughts(spec, self._with_thoughts, self._outputs)
         if self._benchmark is not None:
@@ -305,7 +290,7 @@ class _Report:
             judge_usage=self._trials.judges.summary(),
             timing=RunTiming(
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                seconds=round(self._index.spent.seconds, 3),
+                seconds=round(self._index.spent().seconds, 3),
                 trial_seconds_p50=quantile_of(seconds, 0.5) if seconds else None,
                 trial_seconds_p95=quantile_of(seconds, 0.95) if seconds else None,
                 **(sizes or {}),
@@ -321,7 +306,7 @@ class _Report:
 class _BenchmarkScores:
     """The contribution of each row of a benchmark to the metrics of its task, in the dataset's order."""
 
-    def __init__(self, identified: RunIdentity, index: Index, rundir: RunDir, tasks: BenchmarkTasks) -> None:
+    def __init__(self, identified: RunIdentity, index: RunIndex, tasks: BenchmarkTasks) -> None:
         self.tasks = tasks
         self._identified = identified
         self._index = index
@@ -330,9 +315,6 @@ class _BenchmarkScores:
         self._graders = {place.name: number for number, place in enumerate(grader_places(identified.spec))}
         self._values: dict[tuple[str, str], list[Any]] = {}
         """by task and the metric's key"""
-        listed = [metric for task in tasks.tasks.values() for metric in task.metrics]
-        graders = {metric.grader for metric in listed if metric.grader is not None and uses_values(metric)}
-        self._recorded = read_values(rundir.journals("grades"), graders) if graders else {}
 
     def add(self, position: int, row: Row, keys: Sequence[str]) -> None:
         """Add the trials of one row, with their keys."""
@@ -350,7 +332,7 @@ class _BenchmarkScores:
                 values = [judged.score_of(grader) for judged in row.trials]
             present = [value for value in values if value is not None]
             if present:
-                # A sample counts once. Values that are not scores cannot be averaged: the first stands for the sample.
+                # A sample counts once. Values that are not scores cannot be averaged: the first one counts.
                 value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
                 self._values.setdefault((name, metric.key), []).append(value)
 
@@ -362,12 +344,14 @@ class _BenchmarkScores:
             self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
 
     def _value(self, grader: int, trial: str) -> Any:
-        """Return the value in the details of a grader's verdict on a trial."""
-        ref = self._index.outputs.get(trial)
-        if ref is None:
+        """Return the value in the details of a grader's verdict on a trial, which the index does not hold."""
+        ref = self._index.output(trial)
+        key = None if ref is None else self._identified.work.verdict_key(ref, grader)
+        verdict = None if key is None else self._index.verdicts(trial).get(key)
+        if verdict is None or verdict.line is None:
             return None
-        key = self._identified.work.grade_key(trial, ref, grader)
-        return None if key is None else self._recorded.get(key)
+        details = decode_line(Grade, verdict.line).details
+        return details.get("value") if isinstance(details, dict) else None
 
     def metrics(self) -> BenchmarkMetrics:
         """Return the numbers of the rows so far."""

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
     from holdfast.report.failures import Failures
     from holdfast.store.gate import GateOutcome
-    from holdfast.store.index import Spent
     from holdfast.store.metrics import Metrics
     from holdfast.store.rundir import RunDir
+    from holdfast.store.spent import Spent
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A run as numbers for a page: metrics, checkpoint funnel, distributions, and what happened when.
 
-`metrics.json` has the numbers of a finished run. What it does not have, and the numbers so far of an unfinished one, is
-counted by `TrialsTally`.
+`metrics.json` has the numbers of a finished run. `TrialsTally` counts the rest, and the numbers so far of an unfinished
+run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.plan.changes import identity_changes
-from holdfast.report.histogram import Histogram  # noqa: TC001 - msgspec reads it
+from holdfast.report.stats import Histogram  # noqa: TC001 - msgspec reads it
 from holdfast.report.trial_counts import Activity, FunnelStep, TrialsTally  # noqa: TC001 - msgspec reads it
 from holdfast.store.answers import ANSWER_CLASSES, Answers
 from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from holdfast.report.run_view import RunView
     from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import Metrics
 
 
 _MANY: Final = 6
-"""graders beyond which breakdowns have no columns for those of checkpoints"""
+"""graders up to which breakdowns also have columns for the graders of checkpoints"""
 FEW: Final = 30
-"""samples below which an interval is too wide to tell values apart, so that a breakdown marks them"""
+"""samples below which a breakdown marks a value, since its interval is too wide to compare"""
 
 
 class GraderRow(Struct, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ class GraderRow(Struct, frozen=True, kw_only=True):
     turn: int | None
     metrics: GraderMetrics
     scores: Histogram | None = None
-    """only of scores that are not 0 or 1 alone"""
+    """None if all scores are 0 or 1"""
 
 
 class Changes(Struct, frozen=True):
@@ -56,47 +57,47 @@ class Overview(Struct, frozen=True, kw_only=True):
     eval: str
     target: str
     created: str
-    finished: str | None
+    finished: str | None = None
     """when the report was written; None while the run is not finished"""
     holdfast: str
     folder: str
-    """of the run, and of the eval above it"""
+    """names of the run's folder and of the folder above it"""
     dataset: list[str]
     samples: int
     trials: int
     """per sample"""
     total: int
-    outputs: int | None
-    answers: Answers | None
-    graded: int | None
+    outputs: int | None = None
+    answers: Answers | None = None
+    graded: int | None = None
     """trials that passed or failed"""
-    statuses: dict[str, int] | None
+    statuses: dict[str, int] | None = None
     """all trials by status: `error` and `pending` also without an output, `uncertain` only without one"""
-    coverage: float | None
-    passed: float | None
+    coverage: float | None = None
+    passed: float | None = None
     """share of the trials that pass every grader"""
-    overall: GraderMetrics | None
+    overall: GraderMetrics | None = None
     graders: list[GraderRow]
-    by: dict[str, dict[str, ValueMetrics]]
-    benchmark: BenchmarkMetrics | None
-    tokens: int | None
+    by: dict[str, dict[str, ValueMetrics]] = {}
+    benchmark: BenchmarkMetrics | None = None
+    tokens: int | None = None
     """None if unknown"""
-    cost: float | None
-    judge_tokens: int | None
-    judge_cost: float | None
-    """of the judges; None if unknown, and while the run is not finished"""
-    seconds: float | None
-    """with work in flight; unknown while the run is not finished"""
-    funnel: list[FunnelStep] | None
-    histograms: list[Histogram] | None
-    activity: Activity | None
-    notices: list[str]
+    cost: float | None = None
+    judge_tokens: int | None = None
+    judge_cost: float | None = None
+    """of the judges; None if unknown, and until the run is finished"""
+    seconds: float | None = None
+    """with work in flight; unknown until the run is finished"""
+    funnel: list[FunnelStep] | None = None
+    histograms: list[Histogram] | None = None
+    activity: Activity | None = None
+    notices: list[str] = []
     configuration: dict[str, Any]
-    changes: Changes | None
+    changes: Changes | None = None
 
     @property
     def rows(self) -> list[tuple[str, GraderMetrics]]:
-        """The graders' numbers by name, and those of the trials as a whole where there are several."""
+        """The graders' numbers by name, and if there are several graders, the numbers of the trials as a whole."""
         rows = [(row.name, row.metrics) for row in self.graders]
         return [*rows, ("overall", self.overall)] if self.overall is not None and len(rows) > 1 else rows
 
@@ -108,13 +109,13 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def passes(self) -> list[int]:
-        """The smallest and the largest k of pass@k, where there are several trials."""
+        """The smallest and the largest k of pass@k, if there are several trials."""
         ks = sorted({k for _, values in self.rows for k in values.pass_at})
         return [ks[0], ks[-1]] if len(ks) > 1 else []
 
     @property
     def compared(self) -> list[str]:
-        """The graders that breakdowns have columns for: all, or of many those at the end."""
+        """The graders that breakdowns have columns for: all, or if there are many, only the final ones."""
         names = [row.name for row in self.graders]
         if len(names) > _MANY:
             names = [row.name for row in self.graders if row.turn is None][:_MANY]
@@ -128,42 +129,31 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> bool:
-        """True if the trials were counted; else only what `metrics.json` has is known."""
+        """True if the trials were counted; otherwise the overview has only the numbers of `metrics.json`."""
         return self.funnel is not None
 
 
 def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | None = None) -> Overview:
     """Return a run in numbers; without a tally, what `metrics.json` has."""
-    manifest, metrics = view.manifest, view.metrics
+    manifest = view.manifest
     total = manifest.dataset.count * manifest.trials
-    stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
-    if metrics is not None:
-        overall, by_grader = metrics.overall, metrics.graders
+    if view.metrics is not None:
+        numbers, by_grader = _reported(view.metrics), view.metrics.graders
     else:
-        overall, by_grader = (None, {}) if tally is None else tally.numbers_so_far()
-    statuses = None if tally is None else dict(tally.statuses + tally.missing)
-    decided = 0 if tally is None else tally.statuses["passed"] + tally.statuses["failed"]
-    passed_so_far = tally.statuses["passed"] / decided if tally is not None and decided else None
-    tokens_so_far, cost_so_far = (None, None) if tally is None else tally.spent()
+        numbers, by_grader = ({}, {}) if tally is None else _so_far(tally, total)
     return Overview(
         run=manifest.id,
         eval=manifest.name,
         target=manifest.target,
         created=manifest.created,
-        finished=None if metrics is None else metrics.timing.finished,
         holdfast=manifest.holdfast,
         folder="/".join(view.rundir.path.resolve().parts[-2:]),
         dataset=manifest.dataset.source,
         samples=manifest.dataset.count,
         trials=manifest.trials,
         total=total,
-        outputs=tally.outputs if metrics is None and tally is not None else metrics.outputs if metrics else None,
-        answers=metrics.answers if metrics is not None else None if tally is None else _answers_so_far(tally),
-        graded=metrics.graded if metrics is not None else None if tally is None else decided,
-        statuses=statuses,
-        coverage=metrics.coverage if metrics is not None else None if tally is None else tally.covered / max(1, total),
-        passed=metrics.passed if metrics is not None else passed_so_far,
-        overall=overall,
+        configuration=manifest.eval,
+        changes=changes,
         graders=[
             GraderRow(
                 name=place.name,
@@ -174,29 +164,66 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
             for place in view.places
             if place.name in by_grader
         ],
-        by=metrics.by if metrics is not None and metrics.graders else {},
-        benchmark=metrics.benchmark if metrics is not None else None,
-        tokens=metrics.usage.tokens if metrics is not None else tokens_so_far,
-        cost=metrics.usage.cost if metrics is not None else cost_so_far,
-        judge_tokens=None if metrics is None else metrics.judge_usage.tokens,
-        judge_cost=None if metrics is None else metrics.judge_usage.cost,
-        seconds=metrics.timing.seconds if metrics is not None else None,
-        funnel=None if tally is None else tally.funnel(stops),
-        histograms=None if tally is None else tally.histograms(),
-        activity=None if tally is None else tally.activity(view.rundir),
-        notices=metrics.notices if metrics is not None else [],
-        configuration=manifest.eval,
-        changes=changes,
+        **numbers,
+        **({} if tally is None else _counted(view, tally)),
     )
 
 
-def _answers_so_far(tally: TrialsTally) -> Answers:
-    missing = {"errors": tally.missing["error"], "pending": tally.missing["pending"] + tally.missing["uncertain"]}
-    return Answers(**{name: tally.answers[name] for name in ANSWER_CLASSES}, **missing)
+def _reported(metrics: Metrics) -> dict[str, Any]:
+    """Return the fields of an overview that `metrics.json` has."""
+    return {
+        "finished": metrics.timing.finished,
+        "outputs": metrics.outputs,
+        "answers": metrics.answers,
+        "graded": metrics.graded,
+        "coverage": metrics.coverage,
+        "passed": metrics.passed,
+        "overall": metrics.overall,
+        "by": metrics.by if metrics.graders else {},
+        "benchmark": metrics.benchmark,
+        "tokens": metrics.usage.tokens,
+        "cost": metrics.usage.cost,
+        "judge_tokens": metrics.judge_usage.tokens,
+        "judge_cost": metrics.judge_usage.cost,
+        "seconds": metrics.timing.seconds,
+        "notices": metrics.notices,
+    }
+
+
+def _so_far(tally: TrialsTally, total: int) -> tuple[dict[str, Any], dict[str, GraderMetrics]]:
+    """Return the same fields for a run that is not finished, without those still unknown, and the graders' numbers."""
+    overall, by_grader = tally.numbers_so_far()
+    passed, tokens_and_cost, missing = tally.statuses["passed"], tally.spent(), tally.missing
+    graded = passed + tally.statuses["failed"]
+    return {
+        "outputs": tally.outputs,
+        "answers": Answers(
+            **{name: tally.answers[name] for name in ANSWER_CLASSES},
+            errors=missing["error"],
+            pending=missing["pending"] + missing["uncertain"],
+        ),
+        "graded": graded,
+        "coverage": tally.covered / max(1, total),
+        "passed": passed / graded if graded else None,
+        "overall": overall,
+        "tokens": tokens_and_cost[0],
+        "cost": tokens_and_cost[1],
+    }, by_grader
+
+
+def _counted(view: RunView, tally: TrialsTally) -> dict[str, Any]:
+    """Return the fields of an overview that need a count of the trials, even if the run is finished."""
+    stops = {checkpoint.after_turn: checkpoint.stops for checkpoint in view.spec.checkpoints}
+    return {
+        "statuses": dict(tally.statuses + tally.missing),
+        "funnel": tally.funnel(stops),
+        "histograms": tally.histograms(),
+        "activity": tally.activity(view.rundir),
+    }
 
 
 def changes_since(view: RunView, runs: Iterable[Manifest]) -> Changes | None:
-    """Return what changed since the nearest earlier run of the eval: the one with most parts equal, then the newest."""
+    """Return what changed since the nearest earlier run of the eval: the one with most equal parts, then the newest."""
     ours = view.manifest
     earlier = [
         manifest

@@ -1,7 +1,7 @@
 """Two or more runs sample by sample, as pages, files and programs show them.
 
-The statistics are those of `compare`: the first run beside each of the others. Here are the samples behind them: which
-pass in only one of two runs, how far scores are apart, and which samples only some of the runs have.
+`compare` has the statistics: the first run is compared with each of the others. This module has the samples: which pass
+in only one of two runs, how far apart scores are, and which samples only some of the runs have.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from msgspec import Struct, structs
 from holdfast.display.format import one_line
 from holdfast.errors import UsageError
 from holdfast.report.compare import OVERALL, changed_thresholds, compare_scores, metric_names, shared_names
-from holdfast.report.paired import p_text
 from holdfast.report.run_view import GradedTrial, Pending
+from holdfast.report.stats import p_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from holdfast.report.compare import Breakdown, Compared, Comparison, ScoredRun
 
 Kind = Literal["gained", "lost", "both", "neither"]
-"""where a sample passes: only in the first run, only in the second, in both, in neither"""
+"""the runs in which a sample passes: only the first, only the second, both, or neither"""
 Choice = Literal["flips", "gained", "lost", "both", "neither", "all"]
-"""rows to show; `flips` are those that were gained or lost"""
+"""rows to show; `flips` are the gained and the lost ones"""
 
 KINDS: Final[tuple[Kind, ...]] = ("gained", "lost", "both", "neither")
 _WORDS: Final = {
@@ -79,7 +79,7 @@ class MetricPair(Struct, frozen=True, kw_only=True):
     difference: float
     """first minus second"""
     low: float | None
-    """lower end of the difference's 95 % interval, which holds together with those of the other comparisons"""
+    """lower end of the difference's 95 % interval; the intervals of all comparisons hold at once"""
     high: float | None
     samples: int
     """that both runs have"""
@@ -115,7 +115,7 @@ class ValuePairs(Struct, frozen=True, kw_only=True):
 
 
 class PairFacts(Struct, frozen=True, kw_only=True):
-    """The first run beside one of the others."""
+    """The first run compared with one of the others."""
 
     second: str
     """id of the other run"""
@@ -124,9 +124,9 @@ class PairFacts(Struct, frozen=True, kw_only=True):
     differences: list[str] = []
     """what differs between the runs apart from their verdicts"""
     not_compared: list[str] = []
-    """graders that are not the same grader in both runs"""
+    """graders with the same name in both runs that are different graders"""
     problem: str = ""
-    """why the runs cannot be compared, if they cannot"""
+    """why the runs cannot be compared; empty if they can"""
     hint: str | None = None
     """what to do about that"""
 
@@ -151,9 +151,9 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     spread: float
     """the highest score minus the lowest"""
     kind: Kind | None
-    """None in a comparison of more than two runs, and where passing means different things"""
+    """None in a comparison of more than two runs, and if passing means different things"""
     cells: list[SampleCell | None]
-    """by run; None where a run lacks the sample, or a verdict on it"""
+    """by run; None if a run lacks the sample, or a verdict on it"""
 
 
 class ScorePoint(Struct, frozen=True, kw_only=True):
@@ -182,18 +182,18 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     """the first one is compared with each of the others"""
     pairs: list[PairFacts]
     metrics: list[str]
-    """those that samples can be shown by"""
+    """metrics that samples can be shown by"""
     metric: str
-    """the one that they are shown by"""
+    """the metric that samples are shown by"""
     counts: dict[str, int]
-    """samples by where they pass; empty with more than two runs, and where passing means different things"""
+    """samples by the runs in which they pass; empty with more than two runs, and if passing means different things"""
     show: Choice
     rows: list[SampleRow]
-    """those that were asked for, or some of them; those on which the runs disagree most come first"""
+    """the requested rows, or some of them; rows on which the runs disagree most come first"""
     start: int
     """number of rows before these"""
     total: int
-    """number of rows that were asked for"""
+    """number of requested rows"""
     points: list[ScorePoint]
     """only for two runs, and scores that are not pass or fail"""
     absent: list[Absent]
@@ -237,7 +237,7 @@ def compare_runs(scored: Sequence[ScoredRun], *, metric: str | None = None, show
     counts = Counter(row.kind for row in rows if row.kind)
     choice = _choice(show, counts)
     chosen_rows = [row for row in rows if _is_chosen(row, choice)]
-    chosen_rows.sort(key=lambda row: -row.spread)  # stable: in the dataset's order where runs agree as much
+    chosen_rows.sort(key=lambda row: -row.spread)  # stable: equal spreads stay in the dataset's order
     return RunComparison(
         runs=[_side(run) for run in scored],
         pairs=pairs,
@@ -254,7 +254,7 @@ def compare_runs(scored: Sequence[ScoredRun], *, metric: str | None = None, show
 
 
 Find = Callable[[str], GradedTrial | Pending | None]
-"""returns the first trial of a sample in one run; None where it cannot be had"""
+"""returns the first trial of a sample in one run, or None"""
 
 
 def take_rows(comparison: RunComparison, finders: Sequence[Find], start: int, most: int) -> RunComparison:
@@ -291,7 +291,7 @@ def _comparable(first: ScoredRun, others: Sequence[ScoredRun]) -> list[str]:
 
 
 def _choice(show: str | None, counts: Counter[Kind]) -> Choice:
-    """Return the rows to show: if nobody says otherwise, flips where there are some."""
+    """Return the rows to show: by default the flips if there are any, else all rows."""
     if not counts:
         return "all"
     choices: tuple[Choice, ...] = ("flips", *KINDS, "all")
@@ -325,7 +325,7 @@ def _cell(run: ScoredRun, metric: str, sample: str) -> SampleCell | None:
 
 
 def _kind(first: SampleCell, second: SampleCell) -> Kind:
-    """Say where a sample passes: in most of its trials."""
+    """Return in which runs a sample passes, which it does if at least half of its trials pass."""
     ours, theirs = first.passed >= 0.5, second.passed >= 0.5
     if ours == theirs:
         return "both" if ours else "neither"

@@ -30,7 +30,7 @@ class Pair:
     agreed: int = 0
     """trials on which the judge preferred the same answer in both orders"""
     identical: int = 0
-    """trials on which both gave the same answer: ties, and not asked about"""
+    """trials on which both gave the same answer: ties, which the judge is not asked about"""
 
     def add(self, sample: str, verdicts: tuple[Choice, Choice]) -> None:
         """Add the verdicts on a trial: with the first run's answer shown first, and shown second."""
@@ -45,7 +45,7 @@ class Pair:
         self.identical += 1
 
     def summary(self) -> dict[str, Any]:
-        """Return the win rate of the first run over samples, with its 95 % interval, and the counts behind it."""
+        """Return the win rate of the first run over samples, with its 95 % interval, and the counts."""
         each = [point for points in self.points.values() for point in points]
         counts = {
             "trials": len(each),
@@ -83,7 +83,7 @@ class Pair:
 def bradley_terry(runs: Sequence[str], pairs: Sequence[Pair]) -> dict[str, float]:
     """Return a rating for each run on Elo's scale, 1000 on average: 400 more means 10 to 1 to win.
 
-    Every pair gets one more tie, so that a run which won, or lost, everything has a finite rating.
+    Every pair gets one more tie, so that a run that won or lost everything has a finite rating.
     """
     won = dict.fromkeys(runs, 0.0)
     met: dict[tuple[str, str], float] = {}

@@ -15,8 +15,8 @@ from holdfast.report.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.report.checkpoints import TrialStatus
-    from holdfast.store.index import Index
+    from holdfast.report.verdicts import TrialStatus
+    from holdfast.store.index import RunIndex
     from holdfast.store.metrics import GraderMetrics
 
 
@@ -29,16 +29,16 @@ class TrialCounts(NamedTuple):
     """outputs with all their verdicts, estimated by the number of verdicts"""
 
 
-def count_trials(index: Index, total: int, graders_per_trial: float) -> TrialCounts:
+def count_trials(index: RunIndex, total: int, graders_per_trial: float) -> TrialCounts:
     """Count the trials of a run by its index, without looking up each of them."""
-    outputs = min(total, len(index.outputs))
-    graded = min(outputs, int(len(index.verdicts) / graders_per_trial)) if graders_per_trial else outputs
+    outputs = min(total, index.rows["outputs"])
+    graded = min(outputs, int(index.rows["verdicts"] / graders_per_trial)) if graders_per_trial else outputs
     return TrialCounts(total, outputs, graded)
 
 
-def count_failed(index: Index) -> int:
+def count_failed(index: RunIndex) -> int:
     """Count the trials without an output whose attempts have failed."""
-    return sum(key not in index.outputs for key in index.attempts)
+    return sum(index.output(key) is None for key in index.attempts)
 
 
 def summarize_verdicts(trials: int, verdicts: Iterable[tuple[object, TrialStatus, float | None]]) -> GraderMetrics:

@@ -14,6 +14,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 from rich.text import Text
 
 from holdfast.display.format import interval_text, share
@@ -21,15 +22,15 @@ from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Exit, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
-from holdfast.report.compare import changed_graders, compare_metric, read_scores, shared_clusters
-from holdfast.report.paired import LEVEL, holm
+from holdfast.report.compare import changed_graders, compare_metric, compare_metrics, read_scores, shared_clusters
+from holdfast.report.failures import failed_lines, uncertain_lines
 from holdfast.report.run_view import RunView
-from holdfast.report.stats import Z95
-from holdfast.report.summary import failed, uncertain, with_raised_limit
-from holdfast.report.table import plan_as_json
+from holdfast.report.stats import LEVEL, Z95, holm, p_text
+from holdfast.report.table import plan_as_json, with_raised_limit
+from holdfast.store.catalog import summarize_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.report.compare import ScoredRun
     from holdfast.report.outcome import Outcome
     from holdfast.spec.suite import AverageBlock, Cell
+    from holdfast.store.catalog import RunSummary
     from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
 
@@ -48,7 +50,7 @@ _MARK: Final = "*"
 
 @dataclass(frozen=True)
 class Against:
-    """A run beside the best run of its eval."""
+    """A run compared with the best run of its eval."""
 
     best: str
     """name of the best target"""
@@ -65,14 +67,14 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The runs of a table beside the best run of each eval."""
+    """The runs of a table, compared with the best run of each eval."""
 
     tested: dict[Place, Against]
     not_compared: dict[Place, str]
     """reasons why a run cannot be compared with the best one"""
 
     def differs(self, place: Place) -> bool:
-        """Tell whether a run is marked."""
+        """Return True if a run is marked as different."""
         return place in self.tested and self.tested[place].differs
 
 
@@ -103,7 +105,7 @@ def compare_with_best(runs: Mapping[Place, ScoredRun]) -> Comparisons:
 
 
 def _incomparable(first: ScoredRun, second: ScoredRun) -> str | None:
-    """Say why the scores of two runs do not mean the same, if they do not."""
+    """Return why the scores of two runs cannot be compared; None if they can."""
     changed = changed_graders(first, second)
     if first.metrics.graders.keys() != second.metrics.graders.keys():
         return "they have different graders"
@@ -152,7 +154,7 @@ def _number(block: AverageBlock, metrics: Metrics | None) -> GraderMetrics | Non
 def print_suite(
     name: str, places: Sequence[Place], outcomes: Mapping[Place, Outcome], average: AverageBlock | None
 ) -> None:
-    """Print the table of a suite, with what is below it. Places without an outcome did not start."""
+    """Print the table of a suite and the lines below it. Runs without an outcome did not start."""
     console = make_console()
     runs = {
         place: read_scores(RunView(outcome.rundir))
@@ -185,7 +187,7 @@ def print_suite(
 
 
 def _cell(outcome: Outcome | None, *, mark: bool) -> tuple[str, str]:
-    """Return score and interval of a finished run; of another one, how far it is."""
+    """Return score and interval of a finished run, or the progress of an unfinished one."""
     if outcome is None:
         return "not started", "–"
     if outcome.metrics is None:
@@ -250,8 +252,8 @@ def print_cell(place: str, cell: Cell, outcome: Outcome | None, error: HoldfastE
 
 
 def _problems(outcome: Outcome) -> Iterator[str]:
-    yield from failed(outcome.failures, left_out=outcome.metrics is not None)
-    yield from uncertain(outcome.failures, shlex.quote(str(outcome.rundir.path)))
+    yield from failed_lines(outcome.failures, left_out=outcome.metrics is not None)
+    yield from uncertain_lines(outcome.failures, shlex.quote(str(outcome.rundir.path)))
     if isinstance(outcome.reason, Fault):
         yield f"stopped: {outcome.reason}"
     elif isinstance(outcome.reason, BudgetReached | Waiting):
@@ -273,6 +275,38 @@ def print_ending(unfinished: int, reason: BudgetReached | Interrupted | None, co
     are = "is" if unfinished == 1 else "are"
     console.print(f"{format_count(unfinished, 'run')} of the suite {are} not finished. Resume with:")
     console.print(f"  {command}", soft_wrap=True)
+
+
+def print_side_by_side(first: Outcome, second: Outcome) -> None:
+    """Print two finished runs of one eval, grader by grader, with the paired difference. They are never averaged."""
+    assert first.metrics is not None and second.metrics is not None
+    ours, theirs = (read_scores(RunView(outcome.rundir)) for outcome in (first, second))
+    compared = {row.metric: row for row in compare_metrics(ours, theirs)}
+    names = [first.metrics.target, second.metrics.target]
+    columns = [
+        Column("grader", name=True),
+        Column(names[0]),
+        Column(f"{names[1]} (baseline)"),
+        Column("difference"),
+        Column("95 % interval", spare=1),
+        Column("samples", spare=2),
+    ]
+    rows = []
+    for grader, values in first.metrics.graders.items():
+        if (row := compared.get(grader)) is None:
+            continue
+        rows.append(
+            (
+                grader,
+                share(values.score),
+                share(second.metrics.graders[grader].score),
+                f"{row.difference.mean:+.3f}",
+                row.interval,
+                f"{row.difference.samples:,}",
+            )
+        )
+    console = make_console()
+    console.print(fit_table(columns, rows, console.width, title="side by side"))
 
 
 def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
@@ -308,3 +342,135 @@ def print_plan(name: str, planned: Sequence[tuple[Cell, RunIdentity, RunDir, Pla
     notices = (each for _, run, _, _ in planned for each in run.plan_notices)
     for notice in dict.fromkeys(notices):
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+
+
+_MOST_TRIALS: Final = 100_000
+"""trials of all runs up to which their scores are compared"""
+
+
+class GridCell(Struct, frozen=True, kw_only=True):
+    """A run of the grid."""
+
+    run: str
+    status: str
+    score: float | None
+    low: float | None
+    high: float | None
+    coverage: float | None
+    done: int
+    total: int
+    best: bool = False
+    """the best score of its eval"""
+    differs: bool = False
+    """differs from the best one by more than chance"""
+    adjusted: float | None = None
+    """p-value against the best one, after Holm's correction over the grid"""
+    p_text: str = ""
+    """the p-value as text"""
+
+
+class GridRow(Struct, frozen=True, kw_only=True):
+    """The runs of an eval."""
+
+    eval: str
+    cells: list[GridCell | None]
+    """by target; None if there is no run"""
+
+
+class SuiteGrid(Struct, frozen=True, kw_only=True):
+    """Evals and targets with their runs."""
+
+    targets: list[str]
+    rows: list[GridRow]
+    level: float
+    """p-values below it are marked"""
+    comparisons: int
+    """number of scores that were tested against the best one of their eval"""
+    not_compared: list[str]
+    """runs that cannot be compared with the best one, with the reason"""
+    hidden: list[str]
+    """ids of older runs with the same eval and target as one that is shown"""
+    tested: bool
+    """False if there are too many trials to compare scores"""
+
+
+def suite_grid(rundirs: Iterable[RunDir]) -> SuiteGrid:
+    """Arrange runs by eval and target; of several runs with the same ones, the newest is shown."""
+    listed = [(summary, rundir) for rundir in rundirs if (summary := summarize_run(rundir)) is not None]
+    listed.sort(key=lambda each: -each[0].written)
+    places: dict[Place, tuple[RunSummary, RunDir]] = {}
+    hidden = []
+    for summary, rundir in listed:
+        if (summary.name, summary.target) in places:
+            hidden.append(summary.id)
+        else:
+            places[summary.name, summary.target] = summary, rundir
+    tested = sum(summary.total for summary, _ in places.values()) <= _MOST_TRIALS
+    compared = _compare_finished(places) if tested else None
+    targets = sorted({target for _, target in places})
+    best = _best_places(places)
+    return SuiteGrid(
+        targets=targets,
+        rows=[
+            GridRow(
+                eval=name,
+                cells=[
+                    _grid_cell(places[name, target][0], (name, target), best, compared)
+                    if (name, target) in places
+                    else None
+                    for target in targets
+                ],
+            )
+            for name in sorted({name for name, _ in places})
+        ],
+        level=LEVEL,
+        comparisons=0 if compared is None else len(compared.tested),
+        not_compared=[]
+        if compared is None
+        else [f"{name} · {target} {reason}" for (name, target), reason in compared.not_compared.items()],
+        hidden=hidden,
+        tested=tested,
+    )
+
+
+def _compare_finished(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> Comparisons:
+    runs = {}
+    for place, (summary, rundir) in places.items():
+        if summary.finished:
+            try:
+                runs[place] = read_scores(RunView(rundir))
+            except HoldfastError:  # damaged since it was listed: its score is shown without a test
+                continue
+    return compare_with_best(runs)
+
+
+def _best_places(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> set[Place]:
+    """Return the best runs of each eval, unless all its runs are equally good."""
+    best: set[Place] = set()
+    for name in {name for name, _ in places}:
+        scores = {
+            place: summary.score
+            for place, (summary, _) in places.items()
+            if place[0] == name and summary.score is not None
+        }
+        highest = [place for place, score in scores.items() if score == max(scores.values())]
+        best |= set(highest if len(highest) < len(scores) else ())
+    return best
+
+
+def _grid_cell(summary: RunSummary, place: Place, best: set[Place], compared: Comparisons | None) -> GridCell:
+    against = None if compared is None else compared.tested.get(place)
+    return GridCell(
+        run=summary.id,
+        status=summary.status,
+        score=summary.score,
+        low=summary.low,
+        high=summary.high,
+        coverage=summary.coverage,
+        done=summary.done,
+        total=summary.total,
+        best=place in best,
+        differs=against is not None and against.differs,
+        adjusted=None if against is None else against.adjusted,
+        p_text="" if against is None else p_text(against.p_value, against.adjusted),
+    )

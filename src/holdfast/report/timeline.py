@@ -1,47 +1,57 @@
 """A trial as a timeline: messages, tool calls and checkpoints turn by turn, for browser, terminal and files.
 
-Tool calls have their results beside them. Each checkpoint stands after the turn that it graded, also where the
-conversation did not get so far, and failed attempts stand where they happened. A trial without an output is shown from
-its recorded calls, in the same form.
+Each tool call has its result. Each checkpoint follows the turn that it graded, even if the conversation ended before
+that turn, and failed attempts are shown at the turn in which they happened. A trial without an output is replayed from
+its recorded calls, and shown in the same form.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import Struct, UnsetType
 
 from holdfast.conversation.script import Prompts
 from holdfast.conversation.simulated_user import Decision
+from holdfast.conversation.turns import Conversation
 from holdfast.data.dataset import Sample
+from holdfast.data.panels import Panel
 from holdfast.errors import AttemptError
+from holdfast.graders.build import threshold
 from holdfast.plan.changes import format_count
 from holdfast.report.chat import ChatMessage, ToolUse, listed_call, read_messages
-from holdfast.report.checkpoints import (
-    CheckpointBand,
-    FailedAttempt,
-    GraderVerdict,
-    TrialStatus,
-    failed_attempt,
-    grader_attempts,
-    make_band,
-    missing_verdict,
-    recorded_verdict,
-)
-from holdfast.report.file_changes import FileChange, compare_files, initial_files
 from holdfast.report.run_view import GradedTrial
-from holdfast.store.blobs import describe_partial
-from holdfast.store.records import NO_USAGE, Mark, ToolResponse, content_text
+from holdfast.report.verdicts import BandState, TrialStatus, gravest
+from holdfast.store.blobs import LINK, Blobs, describe_partial
+from holdfast.store.records import (
+    NO_USAGE,
+    Mark,
+    Output,
+    Timing,
+    ToolCall,
+    ToolResponse,
+    Usage,
+    content_text,
+)
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.records import ErrorRecord, Grade, Output, Step, TraceStep
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.records import ErrorRecord, Grade, Step, TraceStep
+
+_JUDGE_DETAILS: Final = frozenset({"judge", "reply"})
+_MOST_TEXT: Final = 20_000
+"""characters of a text whose lines are compared"""
+_MOST_COMPARED: Final = 50
+"""files of a turn whose lines are compared"""
 
 
 class CallStep(Struct, frozen=True, kw_only=True):
@@ -63,15 +73,85 @@ class CallStep(Struct, frozen=True, kw_only=True):
         return self.started + self.seconds
 
 
+class FailedAttempt(Struct, frozen=True, kw_only=True):
+    """An attempt of the target or of a grader that failed."""
+
+    attempt: int
+    kind: str
+    message: str
+    status: int | None
+    """of HTTP"""
+    time: float
+    seconds: float
+    final: bool
+    """no further attempt followed in that process"""
+    traceback: str = ""
+
+
+class GraderVerdict(Struct, frozen=True, kw_only=True):
+    """A grader's verdict on the trial, or the lack of one."""
+
+    name: str
+    """as metrics have it: `checkpoint@2/name` after a turn"""
+    grader: str
+    """in the eval file"""
+    type: str
+    turn: int | None
+    """of a checkpoint; None at the end of the conversation"""
+    status: TrialStatus
+    score: float | None = None
+    threshold: float | None = None
+    weight: float = 1.0
+    feedback: str = ""
+    judge: str = ""
+    """name of the model that judged"""
+    reply: str = ""
+    """the judge's words"""
+    details: Any = None
+    """further values that the grader returned"""
+    usage: Usage | None = None
+    """of a judge"""
+    seconds: float | None = None
+    source: str = ""
+    """the run in which the verdict was made, if it was copied"""
+    attempts: list[FailedAttempt] = []
+
+
+class CheckpointBand(Struct, frozen=True, kw_only=True):
+    """The graders after a turn."""
+
+    turn: int
+    state: BandState
+    stops: bool
+    """a failure ends the conversation"""
+    ended_here: bool
+    """the conversation ended because of it"""
+    verdicts: list[GraderVerdict]
+
+
+class FileChange(Struct, frozen=True, kw_only=True):
+    """A file after a turn, or one that was removed in it."""
+
+    path: str
+    change: Literal["added", "changed", "removed", "unchanged"]
+    digest: str = ""
+    """of its content, which is in `files/`; empty for links, folders and removed files"""
+    executable: bool = False
+    link: str = ""
+    """target of a symbolic link"""
+    difference: str = ""
+    """lines that were added and removed, if both contents are short texts"""
+
+
 class TimelineTurn(Struct, frozen=True, kw_only=True):
-    """A user message, the reply to it, and what was looked at afterwards."""
+    """A user message, the reply to it, and the checkpoint after it."""
 
     number: int
     state: Literal["answered", "running", "not_asked"]
     """`running`: the turn has no reply yet; `not_asked`: the conversation ended before it"""
     messages: list[ChatMessage] = []
     listed: list[ToolUse] = []
-    """all tool calls of the turn, where the messages do not hold them"""
+    """all tool calls of the turn, if the messages do not hold them"""
     unlisted_calls: bool = False
     """the target does not report its tool calls"""
     attempts: list[FailedAttempt] = []
@@ -80,7 +160,7 @@ class TimelineTurn(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: float | None = None
     files: list[FileChange] = []
-    """the workspace after the turn, each file with what became of it since the turn before"""
+    """the workspace after the turn, with the change of each file since the previous turn"""
     checkpoint: CheckpointBand | None = None
     hidden_after: int = 0
     """messages at its end that were left out"""
@@ -96,13 +176,13 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
     status: TrialStatus
     score: float | None = None
     answer: str = ""
-    """class of the answer; empty without one"""
+    """class of the answer; empty without an output"""
     stop: str = ""
     """why the conversation ended"""
     detail: str = ""
-    """which limit, or what a program printed, where that is why"""
+    """which limit ended it, or what the program printed"""
     partial: str = ""
-    """what is missing of the workspace, where it was too large"""
+    """what is missing of the workspace, if it was too large"""
     turns: int = 0
     attempt: int = 1
     input_tokens: int | None = None
@@ -115,9 +195,9 @@ class TimelineFacts(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     first_token: float | None = None
     source: str = ""
-    """the run in which the output was generated, where it was copied"""
+    """the run in which the output was generated, if it was copied"""
     error: str = ""
-    """why there is no output, as far as is known"""
+    """why there is no output"""
 
 
 class StoredLine(Struct, frozen=True, kw_only=True):
@@ -147,9 +227,9 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """at the end of the conversation"""
     steps: list[CallStep] = []
     fields: dict[str, Any] = {}
-    """the row; empty where the dataset no longer has it"""
+    """the row; empty if the dataset no longer has it"""
     state: Any = None
-    """that the target returned"""
+    """the state that the target returned"""
     line: StoredLine | None = None
 
     @property
@@ -161,89 +241,189 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 def trial_timeline(view: RunView, trial: GradedTrial | Pending, *, contents: bool = True) -> Timeline:
-    """Return the timeline of a trial. `contents`: with the differences between its files, which have to be read."""
+    """Return the timeline of a trial. `contents`: read its files, and show the lines that changed."""
     if isinstance(trial, GradedTrial):
-        return _Finished(view, trial, contents=contents).timeline()
-    return _pending_timeline(view, trial)
+        steps, errors = view.steps(trial.output.key), view.failed_attempts(trial.output.key)
+        facts = _facts(trial.output, trial_status(trial, errors), trial.score)
+        return _Maker(view, trial, steps, errors, contents=contents).timeline(facts)
+    steps = view.steps(trial.key) if trial.key else []
+    errors = view.failed_attempts(trial.key) if trial.key else []
+    partial = _replayed(view, trial, steps, errors)
+    facts = msgspec.structs.replace(
+        _facts(partial.output, trial.status, None),
+        answer="",
+        started=min((step.time - step.seconds for step in steps), default=None),
+        seconds=partial.output.timing.seconds or None,
+        error=trial.error or "no output yet",
+    )
+    return _Maker(view, partial, steps, errors, contents=contents).timeline(facts)
 
 
-class _Finished:
-    """Makes the timeline of a trial that has an output."""
+def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) -> TrialStatus:
+    """Return the status of a trial; a trial that was not run, or whose graders were not asked yet, is pending.
 
-    def __init__(self, view: RunView, trial: GradedTrial, *, contents: bool) -> None:
+    `errors` are its failed attempts.
+    """
+    if not isinstance(trial, GradedTrial):
+        return trial.status
+    asked = trial.grades or any(error.where != "target" for error in errors)
+    return trial.status if trial.status != "error" or asked else "pending"
+
+
+def _facts(output: Output, status: TrialStatus, score: float | None) -> TimelineFacts:
+    return TimelineFacts(
+        status=status,
+        score=score,
+        stop=output.stop,
+        detail="; ".join(filter(None, (output.stop_detail or "", _describe_settled(output.settled or 0)))),
+        partial=describe_partial(output.files_partial) if output.files_partial else "",
+        answer=output.answer,
+        turns=output.turns,
+        attempt=output.attempt,
+        input_tokens=output.usage.input_tokens,
+        output_tokens=output.usage.output_tokens,
+        requests=output.usage.requests,
+        cost=output.usage.cost,
+        started=output.timing.started,
+        seconds=output.timing.seconds,
+        first_token=output.timing.first_token,
+        source=output.source or "",
+    )
+
+
+def _describe_settled(calls: int) -> str:
+    """Describe tool calls whose results a person has given."""
+    return f"the result of {format_count(calls, 'tool call')} was given by hand (--settle)" if calls else ""
+
+
+def _replayed(view: RunView, trial: Pending, steps: Sequence[Step], errors: Sequence[ErrorRecord]) -> GradedTrial:
+    """Replay the recorded calls of a trial that has no output, and return it with the part of an output that it has.
+
+    A turn without a reply is the last mark, which has no digest.
+    """
+    prompts = _prompts(view, trial.sample, trial.fields)
+    conversation = Conversation(prompts, Sample(trial.sample, trial.fields, "", trial.sample), trial.trial)
+    replies = {step.turn: step for step in steps if step.kind == "turn"}
+    decisions = {step.turn: msgspec.convert(step.response, Decision) for step in steps if step.kind == "responder"}
+    seconds = 0.0
+    running: list[Mark] = []
+    while not running:
+        decision = decisions.get(conversation.turns)
+        prompt = conversation.scripted_prompt or (None if decision is None else decision.message)
+        if prompt is None:
+            break
+        turn = conversation.begin_turn(prompt).number
+        if turn in replies:
+            seconds += replies[turn].seconds
+            conversation.end_turn(msgspec.convert(replies[turn].response, Reply), seconds)
+        else:
+            running = [Mark(len(conversation.messages), "", conversation.usage, seconds)]
+    calls = [_tool_call(step) for step in steps if step.kind == "tool" and step.turn > conversation.turns]
+    grades = view.checkpoint_grades(trial.key) if trial.key else []
+    graders = {grade.grader for grade in grades}
+    output = Output(
+        key=trial.key,
+        sample=trial.sample,
+        trial=trial.trial,
+        attempt=max(1, sum(error.where == "target" for error in errors)),
+        messages=conversation.messages,
+        output="",
+        turns=conversation.turns,
+        stop="",
+        answer=conversation.answer,
+        usage=sum((step.usage for step in steps), NO_USAGE),
+        timing=Timing(0.0, sum(step.seconds for step in steps if step.kind in ("turn", "responder"))),
+        digest="",
+        marks=[*conversation.marks, *running],
+        calls=[*(conversation.calls or ()), *calls],
+        opening=conversation.opening,
+    )
+    panel = Panel(tuple(number for number, place in enumerate(view.places) if place.name in graders))
+    return GradedTrial(trial.fields, output, grades, "error", None, panel)
+
+
+def _prompts(view: RunView, sample: str, fields: dict[str, Any]) -> Prompts:
+    """Return the user's messages in the eval; none if the row does not fit the templates, or is gone."""
+    try:
+        return view.script.render(Sample(sample, fields, "", sample))
+    except AttemptError:
+        return Prompts([], [])
+
+
+def _tool_call(step: Step) -> ToolCall:
+    response = msgspec.convert(step.response, ToolResponse)
+    return ToolCall(step.turn, response.tool, response.arguments or {}, response.result)
+
+
+class _Maker:
+    """Makes the timeline of a trial, which may have only a part of an output."""
+
+    def __init__(
+        self,
+        view: RunView,
+        trial: GradedTrial,
+        steps: Sequence[Step],
+        errors: Sequence[ErrorRecord],
+        *,
+        contents: bool,
+    ) -> None:
         self._view, self._trial, self._output = view, trial, trial.output
         self._contents = contents
-        self._steps = view.steps(trial.output.key)
-        self._errors = view.failed_attempts(trial.output.key)
+        self._steps, self._errors = steps, errors
         output = trial.output
-        self._marks = list(output.marks) if output.marks else [_whole(output)]
-        self._ends = _turn_ends(output, self._marks, self._steps)
-        self._attempts = grader_attempts(self._errors, view.places, self._ends)
+        whole = len(output.messages), output.digest, output.usage, output.timing.seconds
+        self._marks = output.marks or [Mark(*whole, files=output.files)]
+        """the turns; an output of one turn has no marks"""
+        self._ends = _turn_ends(output, self._marks, steps)
+        self._attempts = _grader_attempts(errors, view.places, self._ends)
 
-    def timeline(self) -> Timeline:
-        trial, output = self._trial, self._output
+    def timeline(self, facts: TimelineFacts) -> Timeline:
+        trial, output, manifest, line = self._trial, self._output, self._view.manifest, self._trial.line
         verdicts = self._verdicts()
         messages = read_messages(output.messages)
         opening = _opening(output)
-        turns = [*self._answered(messages, opening, verdicts), *self._not_asked(verdicts)]
         judges = [verdict.usage for verdict in verdicts if verdict.usage is not None]
-        line = trial.line
+        journal = "" if line is None else str(line.path.relative_to(self._view.rundir.path))
         return Timeline(
-            **_heading(self._view, output.sample, output.trial),
-            facts=TimelineFacts(
-                status=trial_status(trial, self._errors),
-                score=trial.score,
-                stop=output.stop,
-                detail="; ".join(filter(None, (output.stop_detail or "", _describe_settled(output.settled or 0)))),
-                partial=describe_partial(output.files_partial) if output.files_partial else "",
-                answer=output.answer,
-                turns=output.turns,
-                attempt=output.attempt,
-                input_tokens=output.usage.input_tokens,
-                output_tokens=output.usage.output_tokens,
-                requests=output.usage.requests,
-                cost=output.usage.cost,
-                judge_cost=sum(judges, NO_USAGE).cost if judges else None,
-                started=output.timing.started,
-                seconds=output.timing.seconds,
-                first_token=output.timing.first_token,
-                source=output.source or "",
-            ),
+            run=manifest.id,
+            eval=manifest.name,
+            target=manifest.target,
+            sample=output.sample,
+            trial=output.trial,
+            trials=manifest.trials,
+            facts=msgspec.structs.replace(facts, judge_cost=sum(judges, NO_USAGE).cost if judges else None),
             opening=[message for message in messages if message.number <= opening],
-            turns=turns,
+            turns=[*self._asked(messages, opening, verdicts), *self._not_asked(verdicts)],
             graders=[verdict for verdict in verdicts if verdict.turn is None],
             steps=list(_strip(self._steps, output.trace or ())),
             fields=trial.fields,
             state=output.state,
-            line=None
-            if line is None
-            else StoredLine(
-                journal=str(line.path.relative_to(self._view.rundir.path)), offset=line.offset, length=line.length
-            ),
+            line=None if line is None else StoredLine(journal=journal, offset=line.offset, length=line.length),
         )
 
     def _verdicts(self) -> list[GraderVerdict]:
-        """Return the verdicts of all graders that look at the row, also those that were never asked."""
+        """Return the verdicts of all graders that apply to the row, including graders that were never asked."""
         places = [self._view.places[number] for number in self._trial.panel.graders]
         grades = {grade.grader: grade for grade in self._trial.grades}
         verdicts = [self._verdict(place, grades.pop(place.name, None)) for place in places]
-        return verdicts + [recorded_verdict(grade, None, []) for grade in grades.values()]
+        return verdicts + [_recorded_verdict(grade, None, []) for grade in grades.values()]
 
     def _verdict(self, place: GraderPlace, grade: Grade | None) -> GraderVerdict:
         attempts = self._attempts.get(place.name, [])
         if grade is not None:
-            return recorded_verdict(grade, place, attempts)
+            return _recorded_verdict(grade, place, attempts)
         stopped = bool(self._output.stopped_by)
         missed = stopped if place.turn is None else place.turn > self._output.turns
-        return missing_verdict(place, "not_reached" if missed else "pending", attempts)
+        return _missing_verdict(place, "not_reached" if missed else "pending", attempts)
 
-    def _answered(
+    def _asked(
         self, messages: list[ChatMessage], opening: int, verdicts: list[GraderVerdict]
     ) -> Iterator[TimelineTurn]:
         output = self._output
         start, seconds, usage = opening, 0.0, NO_USAGE
-        files = initial_files(self._view.manifest)
+        files = _initial_files(self._view.manifest)
         for number, mark in enumerate(self._marks, 1):
+            running = not mark.digest
             end = len(output.messages) if number == len(self._marks) else mark.end
             so_far = output.usage if isinstance(mark.usage, UnsetType) else mark.usage
             until = output.timing.seconds if isinstance(mark.seconds, UnsetType) else mark.seconds
@@ -252,26 +432,29 @@ class _Finished:
             inside = [message for message in messages if start < message.number <= end]
             yield TimelineTurn(
                 number=number,
-                state="answered",
+                state="running" if running else "answered",
                 messages=inside,
                 calls=max(len(calls), sum(len(message.calls) for message in inside)),
                 listed=[listed_call(call.name, call.arguments, call.result) for call in calls if call.name is not None],
                 unlisted_calls=any(call.name is None for call in calls),
                 attempts=[
-                    failed_attempt(error)
+                    _failed_attempt(error)
                     for error in self._errors
                     if error.where == "target" and _turn_at(error.time, self._ends) == number
                 ],
-                seconds=max(0.0, until - seconds),
-                tokens=_difference(so_far.tokens, usage.tokens),
-                cost=_difference(so_far.cost, usage.cost),
-                files=compare_files(self._view.rundir.files, files, now, contents=self._contents),
+                seconds=None if running else max(0.0, until - seconds),
+                tokens=None if running else _difference(so_far.tokens, usage.tokens),
+                cost=None if running else _difference(so_far.cost, usage.cost),
+                files=[] if running else self._changed_files(files, now),
                 checkpoint=self._band(number, verdicts),
             )
             start, seconds, usage, files = end, until, so_far, now
 
+    def _changed_files(self, before: Mapping[str, str], after: Mapping[str, str]) -> list[FileChange]:
+        return _compare_files(self._view.rundir.files, before, after, contents=self._contents)
+
     def _not_asked(self, verdicts: list[GraderVerdict]) -> Iterator[TimelineTurn]:
-        """Yield the turns after the last one, as far as the eval says what they would have been."""
+        """Yield the turns that the eval has after the last one that was asked."""
         output, places = self._output, self._view.places
         texts: list[str] = []
         if output.stopped_by:
@@ -292,41 +475,13 @@ class _Finished:
         here = [verdict for verdict in verdicts if verdict.turn == turn]
         if not here:
             return None
-        ended = bool(self._output.stopped_by) and turn == self._output.turns
-        return make_band(self._view, turn, here, ended_here=ended)
-
-
-def _heading(view: RunView, sample: str, trial: int) -> dict[str, Any]:
-    manifest = view.manifest
-    return {
-        "run": manifest.id,
-        "eval": manifest.name,
-        "target": manifest.target,
-        "sample": sample,
-        "trial": trial,
-        "trials": manifest.trials,
-    }
-
-
-def trial_status(trial: GradedTrial | Pending, errors: Sequence[ErrorRecord]) -> TrialStatus:
-    """Return the status of a trial; one that was not run, or whose graders were not asked yet, is pending.
-
-    `errors` are its failed attempts.
-    """
-    if not isinstance(trial, GradedTrial):
-        return trial.status
-    asked = trial.grades or any(error.where != "target" for error in errors)
-    return trial.status if trial.status != "error" or asked else "pending"
-
-
-def _whole(output: Output) -> Mark:
-    """Return the mark of a conversation of one turn, which the output does not have."""
-    return Mark(end=len(output.messages), digest=output.digest, files=output.files)
-
-
-def _describe_settled(calls: int) -> str:
-    """Say that a person has given the results of tool calls, if that is so."""
-    return f"the result of {format_count(calls, 'tool call')} was given by hand (--settle)" if calls else ""
+        return CheckpointBand(
+            turn=turn,
+            state=gravest(verdict.status for verdict in here),
+            stops=any(each.stops for each in self._view.spec.checkpoints if each.after_turn == turn),
+            ended_here=bool(self._output.stopped_by) and turn == self._output.turns,
+            verdicts=here,
+        )
 
 
 def _opening(output: Output) -> int:
@@ -337,11 +492,13 @@ def _opening(output: Output) -> int:
 
 
 def _turn_ends(output: Output, marks: Sequence[Mark], steps: Iterable[Step]) -> list[float]:
-    """Return when each turn ended: by the record of its reply, else by the marks of the conversation."""
+    """Return when each turn ended: by the record of its reply, else by the marks; infinity if it has no reply yet."""
     recorded = {step.turn: step.time for step in steps if step.kind == "turn"}
     started, whole = output.timing.started, output.timing.seconds
     return [
-        recorded.get(turn, started + (whole if isinstance(mark.seconds, UnsetType) else mark.seconds))
+        math.inf
+        if not mark.digest
+        else recorded.get(turn, started + (whole if isinstance(mark.seconds, UnsetType) else mark.seconds))
         for turn, mark in enumerate(marks, 1)
     ]
 
@@ -355,8 +512,140 @@ def _difference(now: float | None, before: float | None) -> Any:
     return None if now is None or before is None else now - before
 
 
+def _recorded_verdict(grade: Grade, place: GraderPlace | None, attempts: list[FailedAttempt]) -> GraderVerdict:
+    """Return a verdict that a grader gave."""
+    details = grade.details
+    judge = reply = ""
+    if isinstance(details, dict) and isinstance(details.get("judge"), str):
+        judge, reply = details["judge"], str(details.get("reply") or "")
+        details = {key: value for key, value in details.items() if key not in _JUDGE_DETAILS}
+    return GraderVerdict(
+        name=grade.grader,
+        grader=grade.grader if place is None else str(place.block.name),
+        type=grade.type,
+        turn=grade.turn,
+        status=grade.status,
+        score=grade.score,
+        threshold=None if place is None else threshold(place.block),
+        weight=grade.weight,
+        feedback=grade.feedback,
+        judge=judge,
+        reply=reply,
+        details=details or None,
+        usage=grade.usage,
+        seconds=grade.seconds,
+        source=grade.source or "",
+        attempts=attempts,
+    )
+
+
+def _missing_verdict(place: GraderPlace, status: TrialStatus, attempts: list[FailedAttempt]) -> GraderVerdict:
+    """Return a verdict that a grader has not given."""
+    return GraderVerdict(
+        name=place.name,
+        grader=str(place.block.name),
+        type=place.block.type,
+        turn=place.turn,
+        status=status,
+        threshold=threshold(place.block),
+        weight=place.block.weight,
+        attempts=attempts,
+    )
+
+
+def _failed_attempt(error: ErrorRecord) -> FailedAttempt:
+    """Return a failed attempt without the fields that identify its trial."""
+    return FailedAttempt(
+        attempt=error.attempt,
+        kind=error.kind,
+        message=error.message,
+        status=error.status,
+        time=error.time,
+        seconds=error.seconds,
+        final=error.final,
+        traceback=error.traceback or "",
+    )
+
+
+def _grader_attempts(
+    errors: Iterable[ErrorRecord], places: Sequence[GraderPlace], ends: Sequence[float]
+) -> dict[str, list[FailedAttempt]]:
+    """Return the failed attempts of graders by place.
+
+    They are recorded by the grader's own name, which several checkpoints may share. Then the time decides: a checkpoint
+    is graded before the next turn begins.
+    """
+    attempts: dict[str, list[FailedAttempt]] = {}
+    for error in errors:
+        if error.where == "target":
+            continue
+        sharing = [place for place in places if place.block.name == error.where]
+        past = sum(end <= error.time for end in ends)
+        place = next((place for place in sharing if place.turn == past), sharing[-1] if sharing else None)
+        if place is not None:
+            attempts.setdefault(place.name, []).append(_failed_attempt(error))
+    return attempts
+
+
+def _initial_files(manifest: Manifest) -> dict[str, str]:
+    """Return the files that every workspace of a run began with, without files of single rows."""
+    workspace: Any = manifest.identity.conversation.get("workspace")
+    files = workspace.get("folder") if isinstance(workspace, dict) else None
+    return dict(files) if isinstance(files, dict) else {}
+
+
+def _compare_files(
+    folder: Path, before: Mapping[str, str], after: Mapping[str, str], *, contents: bool
+) -> list[FileChange]:
+    """List the files after a turn and the files it removed, changed files first. `contents`: compare their lines."""
+    blobs, compared = Blobs(folder), 0
+    changes = []
+    for path in sorted({*before, *after}):
+        old, new = before.get(path), after.get(path)
+        change: Literal["added", "changed", "removed", "unchanged"] = (
+            "unchanged" if old == new else "added" if old is None else "removed" if new is None else "changed"
+        )
+        entry = new or ""
+        difference = ""
+        if contents and change != "unchanged" and compared < _MOST_COMPARED:
+            compared += 1
+            difference = _line_difference(_text(blobs, old), _text(blobs, new))
+        is_link = entry.startswith(LINK)
+        changes.append(
+            FileChange(
+                path=path,
+                change=change,
+                digest="" if is_link else entry.removesuffix("+x").removeprefix("sha256:"),
+                executable=entry.endswith("+x"),
+                link=entry.removeprefix(LINK) if is_link else "",
+                difference=difference,
+            )
+        )
+    return sorted(changes, key=lambda each: each.change == "unchanged")
+
+
+def _text(blobs: Blobs, entry: str | None) -> str | None:
+    """Return the text of an entry: empty without a file, None if it is no short text or no longer exists."""
+    if not entry:
+        return ""
+    if entry.startswith(LINK):
+        return None
+    try:
+        data = blobs.read(entry)
+        return data.decode() if len(data) <= _MOST_TEXT and b"\0" not in data else None
+    except (OSError, ValueError):
+        return None
+
+
+def _line_difference(old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return ""
+    lines = unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2)
+    return "\n".join(list(lines)[2:])  # without the names, which the page has
+
+
 def _strip(steps: Sequence[Step], trace: Sequence[TraceStep]) -> Iterator[CallStep]:
-    """Yield the recorded calls with their times, else those that the target's own trace has."""
+    """Yield the recorded calls with their times, else the calls in the target's own trace."""
     shown = [step for step in steps if step.kind not in ("intent", "restart")]
     begun = min((step.time - step.seconds for step in shown), default=0.0)
     for step in shown:
@@ -399,95 +688,3 @@ def _traced(trace: Sequence[TraceStep]) -> Iterator[CallStep]:
             started=start - begun,
             seconds=max(0.0, end - start),
         )
-
-
-def _prompts(view: RunView, sample: str, fields: dict[str, Any]) -> Prompts:
-    """Return the user's messages as the eval has them; nothing where the row does not fit, or is gone."""
-    try:
-        return view.script.render(Sample(sample, fields, "", sample))
-    except AttemptError:
-        return Prompts([], [])
-
-
-def _pending_timeline(view: RunView, trial: Pending) -> Timeline:
-    """Return what there is of a trial without an output: its recorded turns and calls, and its failed attempts."""
-    steps = view.steps(trial.key) if trial.key else []
-    errors = view.failed_attempts(trial.key) if trial.key else []
-    prompts = _prompts(view, trial.sample, trial.fields)
-    opening, contents = prompts.opening, prompts.contents
-    replies = {step.turn: step for step in steps if step.kind == "turn"}
-    decisions = {step.turn: msgspec.convert(step.response, Decision) for step in steps if step.kind == "responder"}
-    ends = [replies[turn].time for turn in sorted(replies)]
-    places = {place.name: place for place in view.places}
-    grades = view.checkpoint_grades(trial.key) if trial.key else []
-    verdicts = [recorded_verdict(grade, places[grade.grader], []) for grade in grades]
-    turns: list[TimelineTurn] = []
-    messages = [*opening]
-    bounds = [len(opening)]
-    for number in range(1, len(replies) + 2):
-        after = decisions.get(number - 1)
-        content = contents[number - 1] if number <= len(contents) else None if after is None else after.message
-        if content is None:
-            break
-        messages.append({"role": "user", "content": content})
-        if number in replies:
-            messages += _reply_messages(msgspec.convert(replies[number].response, Reply))
-        bounds.append(len(messages))
-    read = read_messages(messages)
-    for number, (start, end) in enumerate(pairwise(bounds), 1):
-        inside = [step for step in steps if step.turn == number]
-        step, here = replies.get(number), [verdict for verdict in verdicts if verdict.turn == number]
-        turns.append(
-            TimelineTurn(
-                number=number,
-                state="answered" if step is not None else "running",
-                messages=[message for message in read if start < message.number <= end],
-                calls=sum(each.kind == "tool" for each in inside),
-                listed=[] if step is not None else [_tool_step(each) for each in inside if each.kind == "tool"],
-                attempts=[
-                    failed_attempt(error)
-                    for error in errors
-                    if error.where == "target" and min(_turn_after(error.time, ends), len(bounds) - 1) == number
-                ],
-                seconds=None if step is None else step.seconds,
-                tokens=None if step is None else step.usage.tokens,
-                cost=None if step is None else step.usage.cost,
-                checkpoint=make_band(view, number, here) if here else None,
-            )
-        )
-    spent = sum((step.usage for step in steps), NO_USAGE)
-    first = min((step.time - step.seconds for step in steps), default=None)
-    return Timeline(
-        **_heading(view, trial.sample, trial.trial),
-        facts=TimelineFacts(
-            status=trial_status(trial, errors),
-            turns=len(replies),
-            attempt=max(1, sum(error.where == "target" for error in errors)),
-            input_tokens=spent.input_tokens,
-            output_tokens=spent.output_tokens,
-            requests=spent.requests,
-            cost=spent.cost,
-            started=first,
-            seconds=sum(step.seconds for step in steps if step.kind in ("turn", "responder")) or None,
-            error=trial.error or "no output yet",
-        ),
-        opening=[message for message in read if message.number <= len(opening)],
-        turns=turns,
-        steps=list(_strip(steps, ())),
-        fields=trial.fields,
-    )
-
-
-def _turn_after(time: float, ends: Sequence[float]) -> int:
-    """Return the turn that was in progress at a time, which may be the one after the last reply."""
-    return 1 + sum(end < time for end in ends)
-
-
-def _reply_messages(reply: Reply) -> list[dict[str, Any]]:
-    return list(reply.messages or [{"role": "assistant", "content": reply.text}])
-
-
-def _tool_step(step: Step) -> ToolUse:
-    response = msgspec.convert(step.response, ToolResponse)
-    arguments = {} if isinstance(response.arguments, UnsetType) else response.arguments
-    return listed_call(response.tool, arguments, response.result)

@@ -1,12 +1,14 @@
-"""A trial in the terminal: the conversation turn by turn, with the checkpoints between the turns.
+"""A run and its trials in the terminal: which trials are shown, and each conversation turn by turn.
 
-Nothing that a model, a tool or a dataset said reaches the terminal as anything but text: control characters are
-spelt out.
+Text of models, tools and datasets stays text in the terminal: control characters are spelled out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,21 +21,32 @@ from rich.text import Text
 from holdfast.display.format import byte_count, dollars, duration, latency, share
 from holdfast.display.grid import Column, fit_table
 from holdfast.display.terminal import printable
+from holdfast.errors import UsageError
 from holdfast.plan.changes import format_count
 from holdfast.report.chat import as_text
+from holdfast.report.run_view import GradedTrial
 from holdfast.report.table import draw_metrics
+from holdfast.report.timeline import trial_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.console import RenderableType
 
     from holdfast.report.chat import ChatMessage, MessageImage, ToolUse
-    from holdfast.report.checkpoints import CheckpointBand, FailedAttempt, GraderVerdict
-    from holdfast.report.file_changes import FileChange
-    from holdfast.report.run_view import RunView
-    from holdfast.report.selection import Chosen
-    from holdfast.report.timeline import Timeline, TimelineTurn
+    from holdfast.report.run_view import Pending, RunView
+    from holdfast.report.timeline import (
+        CheckpointBand,
+        FailedAttempt,
+        FileChange,
+        GraderVerdict,
+        Timeline,
+        TimelineTurn,
+    )
+    from holdfast.store.metrics import ResultGrade
+    from holdfast.store.records import Grade
+
+    Trial = GradedTrial | Pending
 
 _MARKS: Final = {
     "passed": ("✓", "green"),
@@ -52,19 +65,19 @@ _MOST_TEXT: Final = 20_000
 _MOST_LINES: Final = 12
 """lines of the difference between two versions of a file"""
 _LONG_LINE: Final = 300
-"""characters of a line of a question or an answer, in short"""
+"""characters of a line of a question or an answer in the short form"""
 _ONE_LINE: Final = 60
-"""characters up to which arguments, results and values stand beside their name"""
+"""characters up to which arguments, results and values are on the same line as their name"""
 
 
 class Writer:
-    """Draws pieces of a trial. Without a width, as into a pipe, long lines stay whole."""
+    """Draws pieces of a trial. Without a width, as in a pipe, long lines stay whole."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
 
     def block(self, text: str, margin: int, style: str = "") -> RenderableType:
-        """Draw a text of somebody else's behind a margin."""
+        """Draw somebody else's text with a margin."""
         shown = printable(text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]).expandtabs(4)  # rich would drop some
         if hidden := len(text) - _MOST_TEXT:
             shown += f"\n… {hidden:,} characters more; --json has all of it" if hidden > 0 else ""
@@ -73,7 +86,7 @@ class Writer:
         return Padding(Text(shown, style), (0, 0, 0, margin))
 
     def labelled(self, label: str, text: str, style: str = "") -> RenderableType:
-        """Draw a text behind a mark, so that the lines after the first begin where the first one does."""
+        """Draw a text after a mark, with all its lines aligned."""
         if not self._terminal:
             return Text(f"  {label} " + printable(text).replace("\n", "\n    "), style)
         grid = Table.grid(padding=(0, 1, 0, 0))
@@ -95,7 +108,7 @@ class Writer:
 
 
 def mark(status: str) -> tuple[str, str]:
-    """Return the status as shape and word, and its colour."""
+    """Return the shape and word of a status, and its colour."""
     shape, colour = _MARKS[status]
     return f"{shape} {status.replace('_', ' ')}", colour
 
@@ -152,7 +165,7 @@ def _heading(timeline: Timeline) -> Iterator[RenderableType]:
 
 
 def _turn(turn: TimelineTurn, write: Writer, *, alone: bool) -> Iterator[RenderableType]:
-    """Draw a turn; the only one of a trial has no title of its own."""
+    """Draw a turn; the only turn of a trial has no title."""
     asked = turn.state != "not_asked"
     title = {"answered": "", "running": " · no reply yet", "not_asked": " · never asked"}[turn.state]
     facts = [
@@ -216,7 +229,7 @@ def _tool_use(use: ToolUse, write: Writer) -> Iterator[RenderableType]:
 
 
 def _beside(label: str, style: str, text: str, write: Writer) -> Iterator[RenderableType]:
-    """Draw a text beside its label where it is short, else below it."""
+    """Draw a short text on the line of its label, and a long one below it."""
     flat = _flat(text)
     if len(flat) <= _ONE_LINE:
         yield Text.assemble((label, style), " ", printable(flat, ""))
@@ -273,7 +286,7 @@ def _band(band: CheckpointBand, write: Writer) -> Iterator[RenderableType]:
 
 
 def draw_verdict(verdict: GraderVerdict, write: Writer) -> Iterator[RenderableType]:
-    """Draw what a grader said, and how it came to say so."""
+    """Draw a grader's verdict with its feedback, details and failed attempts."""
     word, colour = mark(verdict.status)
     score = "" if verdict.score is None else f"  {share(verdict.score)}"
     facts = [
@@ -312,7 +325,7 @@ def _hidden(count: int) -> RenderableType:
 
 
 def draw_run(view: RunView, chosen: Chosen, width: int) -> Iterator[RenderableType]:
-    """Draw a run as a whole: its numbers, else how far it is."""
+    """Draw a run as a whole: its numbers, or its progress."""
     manifest = view.manifest
     if view.metrics is not None:
         yield from draw_metrics(view.metrics, width)
@@ -333,7 +346,7 @@ def draw_run(view: RunView, chosen: Chosen, width: int) -> Iterator[RenderableTy
 
 
 def _gate(view: RunView) -> Iterator[RenderableType]:
-    """Draw what came of the gate of a finished run."""
+    """Draw the outcome of a finished run's gate."""
     gate = view.rundir.read_gate()
     if gate is None:
         return
@@ -363,7 +376,7 @@ def draw_failure(timeline: Timeline, write: Writer, lines: int) -> Iterator[Rend
 
 
 def _complaints(timeline: Timeline, write: Writer, lines: int) -> Iterator[RenderableType]:
-    """Draw the verdicts that did not pass, each in so many lines."""
+    """Draw the verdicts that did not pass, each in at most this many lines."""
     verdicts = [verdict for turn in timeline.turns if turn.checkpoint for verdict in turn.checkpoint.verdicts]
     for verdict in (*verdicts, *timeline.graders):
         if verdict.status in ("failed", "error") or (verdict.status == "pending" and verdict.attempts):
@@ -378,14 +391,148 @@ def _question(timeline: Timeline) -> str:
 
 
 def _answer(timeline: Timeline) -> str:
-    """Return the text of the last reply; of a likelihood or the like, nothing."""
+    """Return the text of the last reply; empty if there is no reply, as with likelihoods."""
     replies = [message.text for turn in timeline.turns for message in turn.messages if message.role == "assistant"]
     return replies[-1] if replies else ""
 
 
 def _first_lines(text: str, most: int) -> str:
-    """Return the first lines of a text that are not blank, with how many more there are."""
+    """Return the first lines of a text that are not blank, with the number of the others."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     shown = [line if len(line) <= _LONG_LINE else f"{line[: _LONG_LINE - 1]}…" for line in lines[:most]]
     rest = len(lines) - most
     return "\n".join([*shown, *([f"… {format_count(rest, 'line')} more"] if rest > 0 else [])])
+
+
+_FEW: Final = 50
+"""trials that are read one by one rather than in a pass over the whole run"""
+_LISTED: Final = 10
+"""ids that an error lists"""
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Statuses that trials must have, or that the verdicts of one grader must have."""
+
+    statuses: tuple[str, ...] = ("failed", "error", "uncertain")
+    graders: tuple[str, ...] = ()
+    """names as metrics have them, of which one must match; empty: the trial as a whole"""
+    answer: str | None = None
+    """class that the answer must have"""
+
+    def __call__(self, status: str, answer: str | None, verdicts: Mapping[str, Grade | ResultGrade]) -> bool:
+        """Return True if a trial is wanted. A missing verdict counts as an error if the trial has an error."""
+        if self.answer is not None and answer != self.answer:
+            return False
+        if not self.graders:
+            return status in self.statuses
+        missing = "error" if status == "error" else ""
+        return any((verdicts[name].status if name in verdicts else missing) in self.statuses for name in self.graders)
+
+
+def find_graders(view: RunView, name: str) -> tuple[str, ...]:
+    """Return the graders of a name. The name of a checkpoint's grader may omit the turn."""
+    names = tuple(each for each in view.graders if each == name or each.endswith(f"/{name}"))
+    if not names:
+        raise UsageError(f"no grader {name!r}", remedy=f"The run has: {', '.join(view.graders) or 'none'}.")
+    return names
+
+
+class Chosen:
+    """The wanted trials of a run, and the number of trials by status."""
+
+    def __init__(self, view: RunView, criteria: Criteria) -> None:
+        self._view = view
+        self.counts: Counter[str] = Counter()
+        """trials by status"""
+        self.verdicts: dict[str, Counter[str]] = {name: Counter() for name in view.graders}
+        """verdicts by grader and status, only of an unfinished run: finished runs have them in their metrics"""
+        self._names: list[tuple[str, int]] = []
+        for sample, number, status, answer, verdicts in _statuses(view):
+            self.counts[status] += 1
+            if view.metrics is None:
+                for name, verdict in verdicts.items():
+                    self.verdicts[name][verdict.status] += 1
+            if criteria(status, answer, verdicts):
+                self._names.append((sample, number))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def trials(self, most: int | None = None) -> Iterator[Trial]:
+        """Yield the first wanted trials, at most `most`."""
+        names = self._names[:most]
+        if len(names) <= _FEW:
+            trials = (self._view.trial(sample, number) for sample, number in names)
+            yield from (trial for trial in trials if trial is not None)
+            return
+        left = set(names)
+        for trial in self._view.everything():
+            if _name(trial) in left:
+                yield trial
+                left.remove(_name(trial))
+                if not left:
+                    return
+
+
+def _statuses(view: RunView) -> Iterator[tuple[str, int, str, str | None, Mapping[str, Grade | ResultGrade]]]:
+    """Yield sample, trial, status, answer class and verdicts: as reported if the run is finished, else as of now."""
+    if view.metrics is not None:
+        for result in view.rundir.iterate_results():
+            yield result.sample, result.trial, result.status, result.answer, result.grades
+        return
+    for trial in view.everything():
+        grades = trial.grades if isinstance(trial, GradedTrial) else []
+        key = trial.output.key if isinstance(trial, GradedTrial) else trial.key
+        status = trial_status(trial, view.failed_attempts(key))
+        answer = trial.output.answer if isinstance(trial, GradedTrial) else None
+        yield *_name(trial), status, answer, {grade.grader: grade for grade in grades}
+
+
+def _name(trial: Trial) -> tuple[str, int]:
+    of = trial.output if isinstance(trial, GradedTrial) else trial
+    return of.sample, of.trial
+
+
+def sample_ids(view: RunView) -> dict[str, None]:
+    """Return the ids of all samples, in the dataset's order."""
+    return dict.fromkeys(sample for sample, *_ in _statuses(view))
+
+
+def find_sample(view: RunView, name: str) -> tuple[str, int | None]:
+    """Return the sample that a name stands for, and the trial if it says which.
+
+    The name is an id or the beginning of one, with or without `/TRIAL`. An id may itself contain slashes.
+    """
+    if view.trial(name, 1) is not None:
+        return name, None
+    head, _, tail = name.rpartition("/")
+    trial = int(tail) if head and tail.isdecimal() else None
+    if trial is not None and view.trial(head, 1) is not None:
+        return head, _check_trial(view, trial)
+    ids = sample_ids(view)
+    for beginning, number in ((name, None), *([(head, trial)] if trial is not None else [])):
+        matches = [each for each in ids if beginning and each.startswith(beginning)]
+        if len(matches) == 1:
+            return matches[0], None if number is None else _check_trial(view, number)
+        if matches:
+            raise UsageError(
+                f"{name!r} is ambiguous, it matches {len(matches):,} samples: {_listed(matches)}",
+                remedy="Give more of the id.",
+            )
+    close = get_close_matches(name, list(ids)[:100_000], n=5, cutoff=0.5)
+    hint = f"Did you mean {', '.join(close)}?" if close else f"There are: {_listed(list(ids))}."
+    raise UsageError(f"no sample {name!r} in {view.rundir.path}", remedy=hint)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+
+
+def _check_trial(view: RunView, number: int) -> int:
+    trials = view.manifest.trials
+    if not 1 <= number <= trials:
+        raise UsageError(
+            f"no trial {number}: the run has {trials} per sample", remedy=f"Give a number from 1 to {trials}."
+        )
+    return number

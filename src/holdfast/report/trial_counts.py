@@ -1,6 +1,6 @@
-"""Trials counted for an overview, in any order, wherever they are read from; no transcript is needed for it.
+"""Trials counted for an overview: checkpoint funnel, distributions, activity, and numbers so far of an unfinished run.
 
-The checkpoint funnel, the distributions, what happened when, and the numbers so far of a run that is not finished.
+Trials are counted in any order, from any source, and without their transcripts.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from holdfast.graders.build import grader_class, threshold
-from holdfast.report.checkpoints import gravest
 from holdfast.report.failures import read_error_heads
-from holdfast.report.histogram import Histogram, make_histogram, score_histogram
 from holdfast.report.run_view import Pending
 from holdfast.report.so_far import summarize_verdicts
-from holdfast.report.stats import estimate, wilson
+from holdfast.report.stats import Histogram, estimate, make_histogram, score_histogram, wilson
+from holdfast.report.verdicts import gravest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.graders.build import GraderPlace
-    from holdfast.report.checkpoints import BandState, TrialStatus
     from holdfast.report.run_view import GradedTrial, RunView
+    from holdfast.report.verdicts import TrialStatus
     from holdfast.store.metrics import GraderMetrics
     from holdfast.store.rundir import RunDir
 
@@ -38,11 +37,11 @@ _DAY: Final = 86400
 _STEPS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, _DAY)
 """seconds of a bin of the activity; beyond, whole days"""
 _MOST_ERROR_BYTES: Final = 64_000_000
-"""of `errors.jsonl`: a longer one is not read for a plot"""
+"""of `errors.jsonl` up to which it is read for a plot"""
 
 
 class FunnelStep(Struct, frozen=True, kw_only=True):
-    """A checkpoint: how many trials came to it, and what became of them."""
+    """A checkpoint: how many trials reached it, and how many of them passed."""
 
     turn: int
     graders: list[str]
@@ -109,7 +108,7 @@ class TrialNumbers(NamedTuple):
     status: TrialStatus
     score: float | None
     grades: Mapping[str, PlaceVerdict]
-    """status and score by grader as metrics name it; without graders that do not look at the row"""
+    """status and score by grader as metrics name it, for the graders that apply to the row"""
     turns: int
     stopped: bool
     """a checkpoint ended the conversation"""
@@ -124,24 +123,8 @@ class TrialNumbers(NamedTuple):
     """the output comes from another run"""
 
 
-class ManyTrials(NamedTuple):
-    """Trials with an output, counted elsewhere: for large runs, of which one by one would take too long."""
-
-    statuses: Counter[str]
-    scores: Mapping[str, Iterable[float]]
-    """by grader"""
-    bands: Mapping[int, Mapping[tuple[BandState, bool], int]]
-    """by turn of a checkpoint: how often it came to a state, and whether the conversation ended there"""
-    seconds: Iterable[float]
-    first_tokens: Iterable[float]
-    tokens: Iterable[float]
-    costs: Iterable[float]
-    ends: Iterable[float]
-    """when trials ended that were not copied from other runs, in seconds since the epoch"""
-
-
 def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: GradedTrial | Pending) -> None:
-    """Count a trial as a run is read back."""
+    """Count a trial of a run that is read back."""
     if isinstance(trial, Pending):
         tally.add_missing(trial.status)
     else:
@@ -149,7 +132,7 @@ def count_trial(tally: TrialsTally, places: Sequence[GraderPlace], trial: Graded
 
 
 def trial_numbers(places: Sequence[GraderPlace], trial: GradedTrial) -> TrialNumbers:
-    """Return what an overview counts of a trial."""
+    """Return the facts of a trial that an overview counts."""
     output = trial.output
     grades: dict[str, PlaceVerdict] = {grade.grader: (grade.status, grade.score) for grade in trial.grades}
     stopped = bool(output.stopped_by)
@@ -183,12 +166,7 @@ class _Reached:
         self.states: Counter[str] = Counter()
         self.ended_here = 0
         self._passes: dict[str, list[int]] | None = None if trials == 1 else {}
-        """by sample: passed, and graded; None where each sample has one trial"""
-
-    def add_many(self, bands: Mapping[tuple[BandState, bool], int]) -> None:
-        for (state, ended), count in bands.items():
-            self.states[state] += count
-            self.ended_here += ended * count
+        """by sample: passed, and graded; None if each sample has one trial"""
 
     def add(self, trial: TrialNumbers, turn: int, statuses: Iterable[TrialStatus]) -> None:
         state = gravest(statuses)
@@ -200,7 +178,7 @@ class _Reached:
             counts[1] += 1
 
     def share(self) -> tuple[float | None, float | None, float | None]:
-        """Return the pass rate among those that were graded, with its interval."""
+        """Return the pass rate of the graded trials, with its interval."""
         graded = self.states["passed"] + self.states["failed"]
         if not graded:
             return None, None, None
@@ -223,20 +201,20 @@ class TrialsTally:
         self.statuses: Counter[str] = Counter()
         """of trials with an output"""
         self.covered = 0
-        """of an unfinished run: trials on which every grader that was asked gave a verdict"""
+        """of an unfinished run: trials with a verdict of every grader that applies"""
         self._may_measure = {place.name for place in self._places if grader_class(place.block).one_scale}
         """graders whose skips are measurements"""
         self.answers: Counter[str] = Counter()
         """of an unfinished run: answers by class"""
         self.missing: Counter[str] = Counter()
-        """statuses of trials without one: `error` where an attempt has failed, else `pending`"""
+        """statuses of trials without one: `error` if an attempt has failed, else `pending`"""
         self._reached = {place.turn: _Reached(self._trials) for place in self._places if place.turn is not None}
         self._names = {turn: [place.name for place in self._places if place.turn == turn] for turn in self._reached}
         self._seconds, self._first_tokens, self._tokens, self._costs = (array("d") for _ in range(4))
         self._ends = array("d")
         self._scores: dict[str, array[float]] = {place.name: array("d") for place in self._places}
         self._verdicts: list[tuple[str, TrialStatus, float | None, Mapping[str, PlaceVerdict]]] = []
-        """of an unfinished run: what its numbers so far are made of"""
+        """of an unfinished run: the verdicts for its numbers so far"""
 
     def add_missing(self, status: str) -> None:
         """Count a trial that has no output."""
@@ -270,20 +248,6 @@ class TrialsTally:
         if not self._finished:
             self._verdicts.append((trial.sample, trial.status, trial.score, trial.grades))
 
-    def add_many(self, trials: ManyTrials) -> None:
-        """Count trials of a finished run in which each sample has one trial."""
-        self.outputs += trials.statuses.total()
-        self.statuses += trials.statuses
-        for turn, bands in trials.bands.items():
-            self._reached[turn].add_many(bands)
-        for grader, scores in trials.scores.items():
-            self._scores[grader].extend(scores)
-        self._seconds.extend(trials.seconds)
-        self._first_tokens.extend(trials.first_tokens)
-        self._tokens.extend(trials.tokens)
-        self._costs.extend(trials.costs)
-        self._ends.extend(trials.ends)
-
     def funnel(self, spec_stops: Mapping[int, bool]) -> list[FunnelStep]:
         """Return the checkpoints by turn."""
         steps = []
@@ -310,7 +274,7 @@ class TrialsTally:
         return steps
 
     def histograms(self) -> list[Histogram]:
-        """Return the distributions of what is known."""
+        """Return the distributions of all measures that are known."""
         measures: list[tuple[str, str, Sequence[float]]] = [
             ("Time per trial", "seconds", self._seconds),
             ("Time to the first token", "seconds", self._first_tokens),
@@ -329,7 +293,7 @@ class TrialsTally:
         return None if _ENDS.issuperset(scores) else score_histogram(grader, scores)
 
     def spent(self) -> tuple[int | None, float | None]:
-        """Return tokens and dollars of all outputs; None where one of them is unknown."""
+        """Return tokens and dollars of all outputs; None if one of them is unknown."""
         tokens = round(sum(self._tokens)) if len(self._tokens) == self.outputs else None
         return tokens, math.fsum(self._costs) if len(self._costs) == self.outputs else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -11,14 +11,19 @@ from holdfast.store.metrics import Rule
 from holdfast.store.records import GradeStatus, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.plan import Work
     from holdfast.spec.eval import Eval
-    from holdfast.store.index import Index
-    from holdfast.store.refs import OutputRef, VerdictRef
+    from holdfast.store.heads import VerdictRef
+    from holdfast.store.index import RunIndex
+
+TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
+"""`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
+a person has to settle a call that may have happened"""
+BandState = Literal["passed", "failed", "error", "not_reached", "pending", "skipped"]
 
 
 class Judged(NamedTuple):
@@ -27,19 +32,19 @@ class Judged(NamedTuple):
     status: GradeStatus
     score: float | None
     recorded: VerdictRef | None = None
-    """None where the conversation did not get so far"""
+    """None if the conversation ended before this checkpoint"""
 
 
 class JudgedOutput(Struct, frozen=True, eq=False):
-    """An output with its verdicts. Equal ones are different keys of a mapping, which takes no time to find out."""
+    """An output with its verdicts. It is compared by identity, which makes it a fast key of mappings."""
 
     verdicts: dict[int, Judged | None]
-    """by the numbers of the graders that look at it; None is a verdict that is still to come"""
+    """by number of the graders that apply; None is a verdict that is still to come"""
     status: GradeStatus
     score: float | None
 
     def score_of(self, grader: int) -> float | None:
-        """Return the score that a grader gave; None where it gave none."""
+        """Return the score that a grader gave; None if it gave none."""
         verdict = self.verdicts.get(grader)
         return None if verdict is None else verdict.score
 
@@ -50,17 +55,21 @@ _NOT_REACHED: Final = Judged("not_reached", None)
 def judge_output(
     work: Work,
     places: Sequence[GraderPlace],
-    key: str,
-    ref: OutputRef,
-    recorded: Mapping[str, VerdictRef],
+    recorded: Iterable[tuple[int, VerdictRef | None]],
     panel: Panel,
+    measured: Container[int] = (),
 ) -> JudgedOutput:
-    """Join an output with the recorded verdicts of the graders that look at its row."""
+    """Join an output with the verdicts of the graders that look at its row, which `Work.verdicts` returns.
+
+    `measured` are the graders of which all verdicts are measurements.
+    """
     verdicts: dict[int, Judged | None] = dict.fromkeys(panel.graders, _NOT_REACHED)
-    for number, verdict in work.verdicts(key, ref, recorded, panel):
+    for number, verdict in recorded:
         if verdict is None:
             verdicts[number] = None
             continue
+        if number in measured:
+            verdict = as_measurement(verdict)
         status = apply_threshold(work.slots[number].threshold, verdict.status, verdict.score)
         verdicts[number] = Judged(status, verdict.score, verdict)
     return JudgedOutput(verdicts, *combine_verdicts([places[number] for number in verdicts], [*verdicts.values()]))
@@ -69,11 +78,11 @@ def judge_output(
 def combine_verdicts(
     places: Sequence[GraderPlace], verdicts: Sequence[Judged | None]
 ) -> tuple[GradeStatus, float | None]:
-    """Return status and score of a trial: passed when every grader passes, the weighted mean of those at the end.
+    """Return status and score of a trial: passed if every grader passes, and the final graders' weighted mean.
 
-    Graders of weight 0 are reported and decide nothing. A checkpoint that fails makes the trial fail, whatever the
-    graders at the end say; a checkpoint that ended the conversation leaves it a score of 0, also one of weight 0. A
-    verdict of None is still to come.
+    Graders of weight 0 are reported and decide nothing. A failed checkpoint makes the trial fail, whatever the final
+    graders say. A checkpoint that ended the conversation, even one of weight 0, leaves a score of 0. A verdict of None
+    is still to come.
     """
     passed, scored, cut_short, objected = True, False, False, False
     weights: list[float] = []
@@ -101,21 +110,39 @@ def combine_verdicts(
     return "passed" if passed else "failed", sum(weighted) / total if total else None
 
 
-def level_measurements(work: Work, places: Sequence[GraderPlace], index: Index) -> None:
-    """Make all verdicts of a grader measurements if some are: scores of a part of its scale would be a wrong mean."""
-    for number, place in enumerate(places):
-        if place.votes or not grader_class(place.block).one_scale:
-            continue
-        verdicts = index.verdicts
-        keys = [work.grade_key(trial, ref, number) for trial, ref in index.outputs.items()]
-        recorded = {key: verdicts[key] for key in keys if key is not None and key in verdicts}
-        if any(verdict.counts is not None for verdict in recorded.values()):
-            for key, verdict in recorded.items():
-                verdicts[key] = as_measurement(verdict)
+def gravest(statuses: Iterable[TrialStatus]) -> BandState:
+    """Return the status of a checkpoint from the statuses of its graders."""
+    present = frozenset(statuses)
+    order: tuple[BandState, ...] = ("error", "failed", "pending", "passed", "not_reached")
+    return next((status for status in order if status in present), "skipped")
+
+
+def measured_graders(work: Work, places: Sequence[GraderPlace], index: RunIndex) -> frozenset[int]:
+    """Return the graders of which all verdicts are measurements, because some are.
+
+    Scores of a part of a grader's scale would be a wrong mean.
+    """
+    return frozenset(
+        number
+        for number, place in enumerate(places)
+        if not place.votes and grader_class(place.block).one_scale and _measures(work, number, index)
+    )
+
+
+def _measures(work: Work, number: int, index: RunIndex) -> bool:
+    """Return True if a verdict of a grader that counts has counts."""
+    slot = work.slots[number]
+    for key in index.unusual_verdicts(slot.fingerprint, slot.turn):
+        ref = index.output(key)
+        verdict_key = None if ref is None else work.verdict_key(ref, number)
+        verdict = None if verdict_key is None else index.verdicts(key).get(verdict_key)
+        if verdict is not None and verdict.counts is not None:
+            return True
+    return False
 
 
 def as_measurement(verdict: VerdictRef) -> VerdictRef:
-    """Return a verdict without its score; an error is neither."""
+    """Return a verdict without its score; errors stay as they are."""
     return verdict if verdict.score is None else verdict._replace(status="skipped", score=None)
 
 

@@ -16,7 +16,6 @@
 `exports`        schemas of exports, and the registry of exporters
 `load_graders`   graders, their templates, the simulated user's model, and the registry of graders
 `grader_schema`  the base schemas of graders, and the schema of judges
-`numbers`        numbers as people and models write them
 `plugins`        extension points: built-in kinds, and entry points of installed packages
 
 `template`       templates and expressions over the row's fields

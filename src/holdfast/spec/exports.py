@@ -18,7 +18,7 @@ EXPORTERS = Registry(
     {
         "csv": "holdfast.export.tables:write_csv",
         "parquet": "holdfast.export.tables:write_parquet",
-        "samples": "holdfast.export.samples:write_transcripts",
+        "samples": "holdfast.export.tables:write_transcripts",
         "junit": "holdfast.export.junit:write_junit",
         "html": "holdfast.export.html:write_html",
         "wandb": "holdfast.export.wandb:export_wandb",

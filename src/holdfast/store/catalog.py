@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from holdfast.errors import Fault, NoSuchRun, ResultsError, UsageError, VersionError
+from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.durable import if_present
 from holdfast.store.lease import is_held
@@ -334,8 +335,6 @@ def find_uncertain(rundir: RunDir, *, running: bool = False) -> set[str]:
     marks = {"errors": b'"kind":"uncertain"', "steps": b'"kind":"intent"'}
     if all(next(search(path, words), None) is None for name, words in marks.items() for path in rundir.journals(name)):
         return set()
-    from holdfast.store.index import uncertain_trials  # which lists of runs do not need otherwise
-
     try:
         return set(uncertain_trials(rundir.load(repair=False), running=running))
     except Fault:

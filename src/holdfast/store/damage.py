@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.store.index import Index
+    from holdfast.store.index import RunIndex
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Damage(msgspec.Struct, frozen=True):
         return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
 
 
-def cut_damage(index: Index, aside: Path, *, tails_only: bool = False) -> bool:
+def cut_damage(index: RunIndex, aside: Path, *, tails_only: bool = False) -> bool:
     """Move damaged bytes out of the journals; return True if lines moved, so that the index is to be read again."""
     damage = index.damage = [spot for spot in index.damage if spot.torn or not tails_only]
     own = [spot for spot in damage if spot.lender is None]

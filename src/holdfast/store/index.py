@@ -1,438 +1,115 @@
-"""Index of a run directory, read once when the run is opened and updated as the run goes on.
+"""The index of a run: what its journals say, found by key.
 
-Transcripts stay on disk: the index holds the place and usage of each output, and its verdicts, in packed tables.
+The journals are the only truth. An index is made by reading them, in one way: `RunIndex.read` takes what was appended
+since the last time, whether that is the whole run, the work of other processes, or what this process has just written.
+Nothing else adds to an index.
+
+Rows are kept in SQLite, in the order of the lines. Those of a large run are in a published file (`store.index_files`),
+which never changes and is only read; rows of lines that were appended since are in a temporary database with the same
+tables, which SQLite moves to a temporary file if they become many. All records of a key are rows. Which of them counts
+is decided when they are looked up, so that the order in which files are read never matters:
+
+    outputs    of one file the last one; of several files the one that began last, this run's before a lender's. An
+               output that was repeated on purpose counts then, and one that a suspended worker writes after it wakes
+               up, when another has taken over its work, does not
+    verdicts   of those by the same grader on the same content, the latest
 """
 
 from __future__ import annotations
 
-from array import array
+import sqlite3
+from binascii import unhexlify
 from contextlib import suppress
-from heapq import merge
-from math import fsum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from holdfast.errors import Fault
-from holdfast.store.answers import KIND_CODES, AnswerClass, answer_kind
-from holdfast.store.damage import Damage, cut_damage
-from holdfast.store.index_table import OutputTable, VerdictTable
-from holdfast.store.lines import LineRef, is_sound, read_blocks, scan
-from holdfast.store.records import (
-    CallIntent,
-    ErrorRecord,
-    Grade,
-    GradeStatus,
-    Mark,
-    Output,
-    Step,
-    Timing,
-    Together,
-    Usage,
-    describe_call,
+from holdfast.store.answers import KIND_CODES, KINDS
+from holdfast.store.damage import Damage
+from holdfast.store.heads import (
+    ErrorHead,
+    GradeHead,
+    Moment,
+    OutputHead,
+    OutputRef,
+    StepHead,
+    VerdictKey,
+    VerdictRef,
+    decoder,
+    moments,
 )
-from holdfast.store.refs import OutputRef, VerdictRef, moments
+from holdfast.store.lines import LineRef, is_sound, read_blocks
+from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, Step, Together, Usage
 from holdfast.store.run_files import UNREADABLE
-from holdfast.store.shared import journal_size, lender_of, run_of, settle, unwanted_keys
-from holdfast.store.step_places import StepPlaces
+from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
+from holdfast.store.spent import Spent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from holdfast.store.records import OnCutOff
+Key = bytes | str
+"""A digest as a database holds it: its 16 bytes, or the text if it is not a digest as we write it."""
 
-T = TypeVar("T")
+_TAG: Final = "sha256:"
+_DIGEST_LENGTH: Final = len(_TAG) + 32
+_STATUSES: Final[tuple[GradeStatus, ...]] = get_args(GradeStatus)
+_STATUS_CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
+_LARGEST: Final = 1 << 62
+"""beyond which a number does not fit into a database"""
+_CACHE_PAGES: Final = 4096
+"""pages of 4 KB that a connection holds in memory"""
+_AT_ONCE: Final = 256
+"""keys that are looked up by one statement"""
 
-_FEWEST_PERIODS: Final = 1 << 14
-"""periods of work from which on they are merged now and then"""
-
-
-class Spent(msgspec.Struct):
-    """Usage of a run so far, over all its processes: outputs, judges and failed attempts."""
-
-    tokens: int = 0
-    requests: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
-    """number of trials and grades without a known price"""
-    unmetered: int = 0
-    """number of trials and grades that do not report their tokens"""
-    _starts: array[float] = msgspec.field(default_factory=lambda: array("d"))
-    _ends: array[float] = msgspec.field(default_factory=lambda: array("d"))
-    """periods of work, merged where they overlap as far as the next limit"""
-    _merge_at: int = _FEWEST_PERIODS
-
-    def add(self, usage: Usage, times: int = 1) -> None:
-        """Add the usage of a trial or grade."""
-        if usage.input_tokens is None or usage.output_tokens is None:
-            self.unmetered += times
-        self.tokens += times * ((usage.input_tokens or 0) + (usage.output_tokens or 0))
-        self.requests += times * usage.requests
-        if usage.cost is None:
-            self.unpriced += times
-        else:
-            self.cost += times * usage.cost
-
-    def take_back(self, usage: Usage) -> None:
-        """Subtract usage that is counted elsewhere."""
-        self.add(usage, -1)
-
-    def add_time(self, started: float, ended: float) -> None:
-        """Add a period of work; periods may overlap and come in any order."""
-        self._starts.append(started)
-        self._ends.append(ended)
-        if len(self._starts) >= self._merge_at:
-            self.periods()
-
-    def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
-        """Add a grade: the usage of its judge, and its time if noticeable."""
-        if usage is not None:
-            self.add(usage)
-        if seconds >= 0.001:
-            self.add_time(time - seconds, time)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time with work in flight, without the pauses between processes."""
-        return fsum(ended - started for started, ended in self.periods())
-
-    def periods(self) -> list[tuple[float, float]]:
-        """Return the periods with work in flight, in order and without overlaps. There are few, however long a run."""
-        merged: list[tuple[float, float]] = []
-        for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
-            if merged and started <= merged[-1][1]:
-                merged[-1] = merged[-1][0], max(merged[-1][1], ended)
-            elif ended > started:
-                merged.append((started, ended))
-        self._starts, self._ends = (array("d", [period[side] for period in merged]) for side in (0, 1))
-        self._merge_at = max(_FEWEST_PERIODS, 2 * len(merged))
-        return merged
+TABLES: Final = {
+    "outputs": "key, file, at, len, digest, started, seconds, input, output, requests, cost, kind, row, sample, trial, "
+    "turns, attempt, stop, first_token, source, stopped_by, rest",
+    "verdicts": "key, place, judged, status, score, time, file, at, len, input, output, requests, cost, rest",
+    "steps": "key, file, at, len, intent, input, output, requests, cost, time, seconds, source",
+    "errors": "key, file, at, len, place, kind, time",
+}
+"""Columns of the tables, after the number of the row. SQLite keeps values as they are, whatever their type."""
 
 
-class Index(msgspec.Struct):
-    """Everything that a resumed run needs from its records."""
-
-    outputs: OutputTable = msgspec.field(default_factory=OutputTable)
-    verdicts: VerdictTable = msgspec.field(default_factory=VerdictTable)
-    """by grade key"""
-    attempts: dict[str, int] = {}
-    """failed attempts of the target by generation key"""
-    failed_at: dict[str, float] = {}
-    """when the last of these attempts failed"""
-    uncertain: set[str] = set()
-    """keys of trials whose last attempt stopped because a person has to settle a call"""
-    grader_attempts: dict[tuple[str, str], int] = {}
-    """failed attempts of graders by generation key and the grader's name"""
-    steps: dict[str, list[LineRef]] = {}
-    """calls of conversations that have no output yet, by generation key"""
-    intents: set[str] = set()
-    """keys of those with calls that must not be made twice"""
-    spent: Spent = msgspec.field(default_factory=Spent)
-    damage: list[Damage] = []
-    origin: str = ""
-    """names the cached index of which this one is a continuation; empty if it is none"""
-    new_bytes: int = 0
-    """bytes of journals that the cached index does not cover"""
-
-    @property
-    def begun(self) -> tuple[Container[str], ...]:
-        """Containers of the keys of trials that were begun, those with recorded calls first."""
-        return self.steps, self.attempts
-
-    def reserve(self, trials: int, graders: int) -> None:
-        """Make room for the outputs of so many trials, each with verdicts of so many graders."""
-        self.outputs.reserve(trials)
-        self.verdicts.reserve(trials * graders)
-
-    def note_failure(self, key: str, kind: str, time: float) -> None:
-        """Note why an attempt at a trial failed. Attempts may be read in any order; the last one counts."""
-        before = self.failed_at.get(key, -1.0)
-        if time > before:
-            self.failed_at[key] = time
-            self.uncertain.discard(key)
-        if time >= before and kind == "uncertain":
-            self.uncertain.add(key)
-
-    def needs_step(self, key: str) -> bool:
-        """Return True if recorded calls of a conversation may be needed: no output holds them and is final."""
-        return not self.outputs.is_final(key)
+def pack(text: str) -> Key:
+    """Return a digest as a database holds it."""
+    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG or not text.islower():
+        return text
+    try:
+        return unhexlify(text[7:])
+    except ValueError:
+        return text
 
 
-class OutputHead(msgspec.Struct):
-    """The fields of an output that the index uses."""
-
-    key: str
-    digest: str
-    usage: Usage
-    timing: Timing
-    stop: str
-    answer: AnswerClass
-    marks: list[Mark] = []
-    stopped_by: str | None = None
-    source: str | None = None
-    row: str | None = None
-
-    @property
-    def kind(self) -> str:
-        """Kind of the answer, as the index holds it."""
-        return answer_kind(self.answer, self.stop)
-
-    def ref(self, line: LineRef) -> OutputRef:
-        """Return the index's reference to an output on the given line."""
-        timing = self.timing
-        marks = moments(self.marks, self.usage, timing.seconds)
-        return OutputRef(
-            line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started, self.row, self.kind
-        )
+def unpack(key: Key) -> str:
+    """Return a digest as records have it."""
+    return key if isinstance(key, str) else _TAG + key.hex()
 
 
-class GradeHead(msgspec.Struct):
-    """The fields of a grade that the index uses."""
+class _OutputRest(msgspec.Struct, array_like=True):
+    """What few outputs have."""
 
-    grade_key: str
-    status: GradeStatus
-    score: float | None
+    marks: list[tuple[Any, int | None, float]] = []
+    """digest, tokens and seconds at the end of each turn"""
     usage: Usage | None = None
-    source: str | None = None
-    time: float = 0.0
-    seconds: float = 0.0
+    """if there are more numbers than the columns have"""
+
+
+class _VerdictRest(msgspec.Struct, array_like=True):
+    """What few verdicts have."""
+
     counts: tuple[int, ...] | None = None
-    grader: str = ""
-    turn: int | None = None
     together: Together | None = None
-
-    @property
-    def verdict(self) -> VerdictRef:
-        """The verdict, as the index holds it."""
-        return VerdictRef(self.status, self.score, self.usage, self.time, self.counts, self.together)
-
-
-class StepHead(msgspec.Struct):
-    """The fields of a recorded call that the index uses."""
-
-    key: str
-    kind: str
-    usage: Usage
-    time: float
-    seconds: float
-    source: str | None = None
-
-
-class ErrorHead(msgspec.Struct):
-    """The fields of a failed attempt that the index, summaries and followers of a run use."""
-
-    key: str
-    where: str
-    time: float
-    seconds: float
     usage: Usage | None = None
-    sample: str = ""
-    trial: int = 1
-    kind: str = ""
-    message: str = ""
-    final: bool = False
-    row: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {}
-
-
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Return the decoder of a kind of record, made when it is first needed: a new run has no records yet."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    return decoder
-
-
-def read_output_head(line: bytes) -> OutputHead | None:
-    """Decode the head of an output line; None if the line is not an output."""
-    try:
-        return _decoder(OutputHead).decode(line)
-    except UNREADABLE:
-        return None
-
-
-def read_grade_head(line: bytes) -> GradeHead | None:
-    """Decode the head of a grade line; None if the line is not a grade."""
-    try:
-        return _decoder(GradeHead).decode(line)
-    except UNREADABLE:
-        return None
-
-
-def read_error_head(line: bytes) -> ErrorHead | None:
-    """Decode the head of an error line; None if the line is not an error."""
-    try:
-        return _decoder(ErrorHead).decode(line)
-    except UNREADABLE:
-        return None
-
-
-def read_output(ref: OutputRef) -> Output:
-    """Read the whole record of a reference."""
-    output, lender = decode_line(Output, ref.line), lender_of(ref.line.path)
-    return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
-
-
-def decode_line(kind: type[T], line: LineRef, data: bytes | None = None) -> T:
-    """Read a line as a record; raise Fault if it is damaged, or not such a record. `data` is a line that is sound."""
-    data = check_line(line, line.read()) if data is None else data
-    try:
-        return _decoder(kind).decode(data)
-    except UNREADABLE as error:
-        raise _damaged(line, f"not a record of Holdfast ({error})") from error
-
-
-def check_line(line: LineRef, data: bytes) -> bytes:
-    """Return the bytes of a line if they are sound; raise Fault if not.
-
-    Lines that a cached index refers to were verified when the index was made, which may be long ago.
-    """
-    if is_sound(data):
-        return data
-    raise _damaged(line, "a damaged line")
-
-
-def _damaged(line: LineRef, reason: str) -> Fault:
-    return Fault(
-        "disk",
-        f"{line.path}: {reason} at byte {line.offset}",
-        remedy=f"Set it aside with `holdfast repair {run_of(line.path)}`; the same command then does its work again.",
-    )
-
-
-def read_values(journals: Iterable[Path], graders: Container[str]) -> dict[str, Any]:
-    """Read the `value` in the details of these graders' verdicts, by grade key; of several verdicts the latest counts.
-
-    The index does not hold them, since few runs have metrics that are not made of scores.
-    """
-    values: dict[str, Any] = {}
-    times: dict[str, float] = {}
-    for path in journals:
-        for line in scan(path):
-            head = read_grade_head(line.data) if line.sound else None
-            if head is None or head.grader not in graders or times.get(head.grade_key, 0.0) > head.time:
-                continue
-            times[head.grade_key] = head.time
-            details = msgspec.json.decode(line.data)["details"]
-            values[head.grade_key] = details.get("value") if isinstance(details, dict) else None
-    return values
-
-
-def read_steps(lines: Iterable[LineRef]) -> list[Step]:
-    """Read the valid recorded calls of a conversation, in the order in which they were made.
-
-    If several workers ran the conversation, its lines may be passed in another order, file by file.
-    """
-    return _in_effect(_in_order(lines))
-
-
-def _in_order(lines: Iterable[LineRef]) -> list[Step]:
-    by_file: dict[Path, list[Step]] = {}
-    for line in lines:
-        by_file.setdefault(line.path, []).append(decode_line(Step, line))
-    return list(merge(*by_file.values(), key=lambda step: step.time))
-
-
-def _in_effect(recorded: Iterable[Step]) -> list[Step]:
-    """Leave out calls that a decision took back."""
-    steps: list[Step] = []
-    for step in recorded:
-        if step.kind == "restart":
-            steps.clear()
-        elif step.kind == "settle":  # the call is to be made again: forget that it was about to be made
-            steps = [each for each in steps if each.kind != "intent" or _call_of(each) != _call_of(step)]
-        else:
-            steps.append(step)
-    return steps
-
-
-def _call_of(step: Step) -> tuple[int, str, int]:
-    return step.turn, step.request, step.nth
-
-
-def is_decision(step: Step) -> bool:
-    """Return True for a record of what became of calls that were cut off."""
-    return step.kind in ("settle", "restart") or (step.kind == "tool" and bool(step.response.get("settled")))
-
-
-def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
-    """Return the intents of calls without a result, in turns that have not ended: they may or may not have happened."""
-    recorded = list(steps)
-    results = {_call_of(step) for step in recorded if step.kind == "tool"}
-    ended = {step.turn for step in recorded if step.kind == "turn"}
-    return [
-        step for step in recorded if step.kind == "intent" and step.turn not in ended and _call_of(step) not in results
-    ]
-
-
-def why_uncertain(cut_off: Iterable[Step], intents: Iterable[Step]) -> str:
-    """Return which calls leave a trial uncertain, for people; empty if what their tools say decides.
-
-    `cut_off` are the intents of calls that were cut off, and `intents` all intents of the trial.
-    """
-    undecided = [step for step in cut_off if _on_cut_off(step) != "error_result"]
-    return "" if all(_on_cut_off(step) == "restart" for step in intents) else describe_cut_off(undecided)
-
-
-def describe_cut_off(calls: Iterable[Step]) -> str:
-    """Return for people which calls were cut off; empty if there are none."""
-    names = [describe_call(step) for step in calls]
-    were = "was" if len(names) == 1 else "were"
-    return f"{'; '.join(names)} {were} cut off, and may or may not have happened" if names else ""
-
-
-def _on_cut_off(intent: Step) -> OnCutOff:
-    return msgspec.convert(intent.response, CallIntent).on_cut_off
-
-
-def uncertain_trials(index: Index, *, running: bool = False) -> dict[str, str]:
-    """Return the trials that wait for a person, by key, each with the calls that may have happened.
-
-    A call without a result was cut off, also if a kill left no time to record an error. If the run is `running`, such a
-    call may be in flight, so that only errors count. The text is empty if only an error on record says what happened.
-    """
-    uncertain = {}
-    for key in index.intents | index.uncertain:
-        if key in index.outputs:
-            continue
-        recorded = _in_order(index.steps.get(key, ()))
-        steps = _in_effect(recorded)
-        try:
-            why = why_uncertain(cut_off_calls(steps), [step for step in steps if step.kind == "intent"])
-        except msgspec.ValidationError:
-            why = "a recorded call cannot be read, and may or may not have happened"
-        failed_at = index.failed_at[key] if key in index.uncertain else None
-        stopped = failed_at is not None and not any(is_decision(step) and step.time >= failed_at for step in recorded)
-        if stopped or (why and not running):
-            uncertain[key] = why
-    return uncertain
-
-
-def load_index(
-    files: Callable[[str], Iterable[Path]],
-    *,
-    repair: Path | None,
-    tails_only: bool = False,
-    verify: bool = False,
-) -> Index:
-    """Read all journals of a run.
-
-    `files` returns the journal files of a kind. If `repair` is a folder, damaged bytes are moved there and cut out of
-    the journals; this needs the run's lease. If it is None, they are skipped. With `tails_only`, only unfinished last
-    lines are cut off, so that no line moves. With `verify`, a line has to be a whole record, not only in the fields
-    that the index uses.
-    """
-    reader = IndexReader(verify=verify)
-    reader.read(files, durable=repair is not None)
-    index = reader.take_steps()
-    if repair is not None and cut_damage(index, repair, tails_only=tails_only):
-        damage = index.damage
-        index = load_index(files, repair=repair, verify=verify)
-        index.damage = [*damage, *index.damage]
-    return index
+_encode: Final = msgspec.msgpack.Encoder().encode
+_output_rest: Final = msgspec.msgpack.Decoder(_OutputRest)
+_verdict_rest: Final = msgspec.msgpack.Decoder(_VerdictRest)
 
 
 class Extent(NamedTuple):
@@ -443,104 +120,7 @@ class Extent(NamedTuple):
     end: int
 
 
-class AmbiguousOrderError(Exception):
-    """Which line counts depends on lines that were read earlier, in another order than that of the files."""
-
-
-class IndexReader:
-    """Reads journals into an index, from their beginning or behind what the index already holds."""
-
-    def __init__(self, index: Index | None = None, *, verify: bool = False) -> None:
-        self.index = Index() if index is None else index
-        self._verify = verify
-        """decode whole records, to see whether they can be"""
-        self.extents: dict[Path, Extent] = {}
-        """how far each journal was read"""
-        self.steps: list[Entry] = []
-        """calls of conversations that may need them"""
-        self.new_bytes = 0
-        self.replaced = False
-        """a line stands for another one with the same key"""
-
-    def read(self, files: Callable[[str], Iterable[Path]], *, durable: bool) -> None:
-        """Read the journals, except that `take_steps` has to be called for the calls.
-
-        `durable`: read from the medium, not from cached pages. Raises AmbiguousOrderError where the journals have to be
-        read from their beginning.
-        """
-        index, resumed = self.index, bool(self.extents)
-        has_steps = any(path.exists() for path in files("steps"))
-        for kind in KINDS:
-            paths = [path for path in files(kind.name) if path.exists()]
-            # Of equal keys in one file the last counts; with several files, their order and times decide.
-            ambiguous = resumed and (len(paths) > 1 or (kind.name == "outputs" and has_steps))
-            if kind.name == "steps":
-                self.steps = [step for step in self.steps if index.needs_step(step.head.key)]
-            for path in paths:
-                before = self.extents.get(path, Extent(0, 0))
-                for entry in self._entries(path, kind, before, durable=durable):  # those that `add` left
-                    if not kind.take(index, entry):
-                        self.replaced = True
-                        if ambiguous:
-                            raise AmbiguousOrderError
-                self.new_bytes += self.extents.get(path, before).end - before.end
-
-    def _entries(self, path: Path, kind: Kind, read: Extent, *, durable: bool) -> Iterator[Entry]:
-        """Take the sound lines of a journal behind those that were read; yield those that need a closer look.
-
-        Calls are kept for later.
-        """
-        if durable:
-            settle(path)
-        decode, last, end = kind.decode_in(path), *read
-        add = kind.adder(self.index, path)
-        places = StepPlaces(path) if durable and kind.name == "steps" else None  # whoever holds the lease may note them
-        with suppress(FileNotFoundError):
-            size = journal_size(path)  # before reading: another process may finish its last line meanwhile
-            for block in read_blocks(path, end, size):
-                all_sound = block.all_sound()
-                if places is not None:
-                    places.add(block.offset + block.starts[0], block.data[block.starts[0] : block.ends[-1] + 1])
-                for start, data in zip(block.starts, block.lines(), strict=True):
-                    offset = block.offset + start
-                    if all_sound or is_sound(data):
-                        try:
-                            if self._verify:
-                                _decoder(kind.record).decode(data)
-                            head = decode(data)
-                        except UNREADABLE:
-                            pass  # sound, but not a record of Holdfast
-                        else:
-                            if head is None or (add is not None and add(offset, len(data), head)):
-                                continue
-                            entry = Entry(LineRef(path, offset, len(data)), head)
-                            if kind.take is not _take_step:
-                                yield entry
-                            elif self.index.needs_step(head.key):
-                                self.steps.append(entry)
-                            continue
-                    self.index.damage.append(Damage(path, offset, len(data) + 1, torn=False))
-                last, end = block.offset + block.starts[-1], block.offset + block.ends[-1] + 1
-            if end < size:
-                self.index.damage.append(Damage(path, end, size - end, torn=True))
-        if end > read.end:
-            self.extents[path] = Extent(last, end)
-
-    def take_steps(self) -> Index:
-        """Add the calls to the index, which is complete then."""
-        for step in self.steps:
-            _take_step(self.index, step)
-        return self.index
-
-
-class Entry(NamedTuple):
-    """A sound line of a journal: its place, and the fields that the index uses."""
-
-    line: LineRef
-    head: Any
-
-
-class Kind(NamedTuple):
+class JournalKind(NamedTuple):
     """A kind of journal."""
 
     name: str
@@ -548,140 +128,597 @@ class Kind(NamedTuple):
     """the fields of its lines that the index uses"""
     record: type[Output | Grade | ErrorRecord | Step]
     """its lines"""
-    take: Callable[[Index, Entry], bool]
-    """adds a line to an index; returns False if the index had an output or verdict with its key"""
-    adder: Callable[[Index, Path], Callable[[int, int, Any], bool] | None] = lambda _, __: None
-    """makes what adds most lines of a file, by offset, length and head, in less time; False: `take` has to"""
-
-    def decode_in(self, path: Path) -> Callable[[bytes], Any]:
-        """Return the decoder of lines in a file; it returns None for an output that is not of this run."""
-        decode_head: Callable[[bytes], Any] = _decoder(self.head).decode
-        lender = lender_of(path)
-        if lender is None:
-            return decode_head
-        unwanted = unwanted_keys(path) if self.name == "outputs" else frozenset()
-
-        def decode(line: bytes) -> Any:
-            head = decode_head(line)
-            head.source = head.source or lender
-            return None if unwanted and head.key in unwanted else head
-
-        return decode
+    table: str
 
 
-def _take_output(index: Index, entry: Entry) -> bool:
-    head: OutputHead = entry.head
-    is_new = keep_output(index, entry)
-    if head.source is None:  # a copied output was paid for in the other run
-        index.spent.add(head.usage)
-        index.spent.add_time(head.timing.started, head.timing.started + head.timing.seconds)
-    return is_new
-
-
-def _output_adder(index: Index, path: Path) -> Callable[[int, int, OutputHead], bool]:
-    add_plain, file, spent = index.outputs.add_plain, index.outputs.number_of(path), index.spent
-
-    def add(offset: int, length: int, head: OutputHead) -> bool:
-        usage, seconds, started = head.usage, head.timing.seconds, head.timing.started
-        if head.marks or head.stopped_by is not None:
-            return False
-        facts = head.digest, usage, seconds, started, head.row, KIND_CODES[head.kind]
-        if not add_plain(head.key, file, offset, length, *facts):
-            return False
-        if head.source is None:
-            spent.add(usage)
-            spent.add_time(started, started + seconds)
-        return True
-
-    return add
-
-
-def keep_output(index: Index, entry: Entry) -> bool:
-    """Add an output; return True if it is the first of its trial.
-
-    Of several outputs of a trial the one that was begun last counts; within a file, the last one.
-
-    So an output that was repeated on purpose counts, in whichever file it is. An output that a suspended worker writes
-    after it wakes up was begun before that of the worker that took over, and is ignored.
-    """
-    ref: OutputRef = entry.head.ref(entry.line)
-    earlier = index.outputs.add(entry.head.key, ref)
-    if earlier is not None and (earlier.line.path == ref.line.path or _order(earlier) < _order(ref)):
-        index.outputs[entry.head.key] = ref
-    return earlier is None
-
-
-def _order(ref: OutputRef) -> tuple[bool, float, str]:
-    """Return a sort key: what was done in this run comes after what it shares, whatever the clocks said."""
-    return lender_of(ref.line.path) is None, ref.started, str(ref.line.path)
-
-
-def _take_step(index: Index, entry: Entry) -> bool:
-    head: StepHead = entry.head
-    keep_step(index, entry)
-    if head.key not in index.outputs and head.source is None:
-        index.spent.add(head.usage)
-        index.spent.add_time(head.time - head.seconds, head.time)
-    return True
-
-
-def keep_step(index: Index, entry: Entry) -> None:
-    """Add a call, unless its conversation has an output that no checkpoint cut short."""
-    if index.needs_step(entry.head.key):
-        index.steps.setdefault(entry.head.key, []).append(entry.line)
-        if entry.head.kind == "intent":
-            index.intents.add(entry.head.key)
-
-
-def _take_grade(index: Index, entry: Entry) -> bool:
-    head: GradeHead = entry.head
-    is_new = keep_verdict(index, head)
-    if head.source is None:
-        index.spent.add_grade(head.usage, head.time, head.seconds)
-    return is_new
-
-
-def _grade_adder(index: Index, _: Path) -> Callable[[int, int, GradeHead], bool]:
-    add_plain, spent = index.verdicts.add_plain, index.spent
-
-    def add(_: int, __: int, head: GradeHead) -> bool:
-        if head.counts is not None or head.together is not None:
-            return False
-        if not add_plain(head.grade_key, head.status, head.score, head.usage, head.time):
-            return False
-        if head.source is None:
-            spent.add_grade(head.usage, head.time, head.seconds)
-        return True
-
-    return add
-
-
-def keep_verdict(index: Index, head: GradeHead) -> bool:
-    """Add a verdict; return True if it is the first. Of several the latest counts, in whichever file it is."""
-    verdict = head.verdict
-    earlier = index.verdicts.add(head.grade_key, verdict)
-    if earlier is not None and earlier.time <= verdict.time:
-        index.verdicts[head.grade_key] = verdict
-    return earlier is None
-
-
-def _take_error(index: Index, entry: Entry) -> bool:
-    head: ErrorHead = entry.head
-    index.spent.add_time(head.time - head.seconds, head.time)
-    if head.usage is not None:
-        index.spent.add(head.usage)
-    if head.where == "target":
-        index.attempts[head.key] = index.attempts.get(head.key, 0) + 1
-        index.note_failure(head.key, head.kind, head.time)
-    else:
-        pair = head.key, head.where
-        index.grader_attempts[pair] = index.grader_attempts.get(pair, 0) + 1
-    return True
-
-
-KINDS: Final = (  # calls last: outputs tell which of them are needed
-    Kind("outputs", OutputHead, Output, _take_output, _output_adder),
-    Kind("grades", GradeHead, Grade, _take_grade, _grade_adder),
-    Kind("errors", ErrorHead, ErrorRecord, _take_error),
-    Kind("steps", StepHead, Step, _take_step),
+JOURNALS: Final = (
+    JournalKind("outputs", OutputHead, Output, "outputs"),
+    JournalKind("grades", GradeHead, Grade, "verdicts"),
+    JournalKind("errors", ErrorHead, ErrorRecord, "errors"),
+    JournalKind("steps", StepHead, Step, "steps"),
 )
+
+
+class StaleIndexError(Exception):
+    """A journal was cut or replaced since it was read: the index has to be opened again."""
+
+
+def connect() -> sqlite3.Connection:
+    """Return a connection to a private temporary database, to which published ones can be attached."""
+    # Look-ups come from threads, one at a time; SQLite itself allows more.
+    db = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False, cached_statements=64)
+    for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size={_CACHE_PAGES}", "trusted_schema=OFF"):
+        db.execute(f"PRAGMA {setting}")
+    return db
+
+
+def make_tables(db: sqlite3.Connection, schema: str) -> None:
+    """Make empty tables, which are not searchable by key yet."""
+    for table, columns in TABLES.items():
+        db.execute(f"CREATE TABLE {schema}.{table} (id INTEGER PRIMARY KEY, {columns})")
+
+
+def make_searchable(db: sqlite3.Connection, schema: str) -> None:
+    """Let rows be found by key."""
+    for table in TABLES:
+        db.execute(f"CREATE INDEX IF NOT EXISTS {schema}.{table}_key ON {table} (key)")
+
+
+class RunIndex:
+    """What the journals of a run say. Holds places of lines, not their texts."""
+
+    def __init__(self, journals: Callable[[str], Iterable[Path]]) -> None:
+        """`journals` returns the files of a kind of journal."""
+        self._journals = journals
+        self._db: sqlite3.Connection | None = None
+        """made when there is something to keep: a new run has nothing"""
+        self._schemas = {table: ["main"] for table in TABLES}
+        """the databases that have rows of a table which count"""
+        self.files: list[Path] = []
+        """journals, by the numbers under which the tables have them"""
+        self._numbers: dict[Path, int] = {}
+        self._lenders: list[str | None] = []
+        """by file: the run that did its work, if it is shared"""
+        self._unwanted: dict[int, frozenset[str]] = {}
+        """by shared file: keys of outputs that are not of this run"""
+        self._places: dict[tuple[str, int | None], int] = {}
+        """numbers of graders in their places: fingerprint and turn"""
+        self.place_keys: list[tuple[str, int | None]] = []
+        self.extents: dict[Path, Extent] = {}
+        """how far each journal was read"""
+        self._last_lines: dict[Path, bytes] = {}
+        """the last line of each journal that was read: a journal that was replaced has another one in its place"""
+        self.damage: list[Damage] = []
+        self.attempts: dict[str, int] = {}
+        """failed attempts of the target by generation key"""
+        self.failed_at: dict[str, float] = {}
+        """when the last of these attempts failed"""
+        self.uncertain: set[str] = set()
+        """keys of trials whose last attempt stopped because a person has to settle a call"""
+        self.grader_attempts: dict[tuple[str, str], int] = {}
+        """failed attempts of graders by generation key and the grader's name"""
+        self.totals = Spent()
+        """without the calls of conversations that have no output"""
+        self._dropped: dict[Key, tuple[Path, int]] = {}
+        """places of outputs that do not count although nothing replaces them yet"""
+        self._ignored: dict[Path, int] = {}
+        """by file: where verdicts begin that count"""
+        self._set: str | None = None
+        """digest of the outputs for which verdicts on all outputs together count; None: all such verdicts count"""
+        self.rows = dict.fromkeys(TABLES, 0)
+        """number of rows of each table: at least as many as different keys"""
+        self.published: Path | None = None
+        """the published file that this index begins with"""
+        self.published_bytes = 0
+        """how many bytes of the journals its rows are made of"""
+
+    # Reading
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The connection, with tables for what is read."""
+        if self._db is None:
+            self._db = connect()
+            make_tables(self._db, "main")
+            make_searchable(self._db, "main")
+        return self._db
+
+    def set_extents(self, extents: dict[Path, Extent]) -> None:
+        """Set how far the journals were read for a published file."""
+        self.extents = extents
+        for path, (last, end) in extents.items():
+            self._last_lines[path] = LineRef(path, last, end - last).read()
+
+    def attach(self, path: Path, files: Sequence[Path | None], places: Sequence[tuple[str, int | None]]) -> None:
+        """Begin with the rows of a published file.
+
+        `files` are the journals by their numbers; None for those of a lender that are not shared. Rows of a kind of
+        journal of which there is none do not count.
+        """
+        self.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
+        for number, file in enumerate(files):
+            self.number_of(file or Path(f"not shared {number}"))
+        for by, turn in places:
+            self._place(by, turn)
+        kinds = {file.name.partition(".")[0] for file in files if file is not None}
+        for kind in JOURNALS:
+            if kind.name in kinds:
+                self._schemas[kind.table].insert(0, "base")
+        if "base" in self._schemas["errors"]:
+            for key, where, failure, time in self.db.execute("SELECT key, place, kind, time FROM base.errors"):
+                self._count_failure(unpack(key), where, failure, time)
+        self.published = path
+
+    def counts(self, table: str) -> bool:
+        """Return True if rows of the published file count, in a table."""
+        return "base" in self._schemas[table]
+
+    def keep_rules_of(self, other: RunIndex) -> None:
+        """Leave out what another index of the same run leaves out."""
+        self._dropped, self._ignored, self._set = other._dropped, other._ignored, other._set
+
+    def read(
+        self,
+        *,
+        durable: bool = False,
+        verify: bool = False,
+        schema: str = "main",
+        seen: Callable[[str, Any], None] | None = None,
+    ) -> None:
+        """Read what was appended to the journals since they were last read.
+
+        `durable`: from the medium, not from cached pages. `verify`: lines have to be whole records, not only in the
+        fields that the index uses. `seen` is called with the kind and the head of each line. Raises StaleIndexError if
+        a journal has become shorter.
+        """
+        for kind in JOURNALS:
+            for path in self._journals(kind.name):
+                self._read_journal(kind, path, durable=durable, verify=verify, schema=schema, seen=seen)
+
+    def _read_journal(
+        self,
+        kind: JournalKind,
+        path: Path,
+        *,
+        durable: bool,
+        verify: bool,
+        schema: str,
+        seen: Callable[[str, Any], None] | None,
+    ) -> None:
+        size = journal_size(path)  # before reading: another process may finish its last line meanwhile
+        last, end = before = self.extents.get(path, Extent(0, 0))
+        if size == end:
+            return
+        if size < end or (end and LineRef(path, last, end - last).read() != self._last_lines.get(path, b"")):
+            raise StaleIndexError(path)
+        if durable:
+            settle(path)
+        decode: Callable[[bytes], Any] = decoder(kind.head).decode
+        verify_line = decoder(kind.record).decode if verify else None
+        make_row = self._row_maker(kind.name, path)
+        with suppress(FileNotFoundError):
+            for block in read_blocks(path, end, size):
+                rows, all_sound = [], block.all_sound()
+                for start, data in zip(block.starts, block.lines(), strict=True):
+                    offset = block.offset + start
+                    if all_sound or is_sound(data):
+                        try:
+                            if verify_line is not None:
+                                verify_line(data)
+                            head = decode(data)
+                            rows.append(make_row(head, offset, len(data)))
+                        except (*UNREADABLE, OverflowError):
+                            pass  # sound, but not a record of Holdfast
+                        else:
+                            if seen is not None:
+                                seen(kind.name, head)
+                            continue
+                    self.damage.append(Damage(path, offset, len(data) + 1, torn=False))
+                self._insert(kind.table, rows, schema)
+                last, end = block.offset + block.starts[-1], block.offset + block.ends[-1] + 1
+            if end < size:
+                self.damage.append(Damage(path, end, size - end, torn=True))
+        if end > before.end:
+            self.extents[path] = Extent(last, end)
+            self._last_lines[path] = LineRef(path, last, end - last).read()
+
+    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            db = self.db
+            db.execute("BEGIN")
+            db.executemany(f"INSERT INTO {schema}.{table} ({TABLES[table]}) VALUES ({marks})", rows)
+            db.execute("COMMIT")
+            self.rows[table] += len(rows)
+
+    def number_of(self, path: Path) -> int:
+        """Return the number of a journal."""
+        number = self._numbers.get(path)
+        if number is None:
+            number = self._numbers[path] = len(self.files)
+            self.files.append(path)
+            self._lenders.append(lender_of(path))
+            if unwanted := unwanted_keys(path):
+                self._unwanted[number] = unwanted
+        return number
+
+    def _place(self, by: str, turn: int | None) -> int:
+        number = self._places.get((by, turn))
+        if number is None:
+            number = self._places[by, turn] = len(self.place_keys)
+            self.place_keys.append((by, turn))
+        return number
+
+    def _row_maker(self, kind: str, path: Path) -> Callable[[Any, int, int], tuple[Any, ...]]:
+        """Return what makes rows of the lines of a file, and adds up what they spent."""
+        file, totals, lent = self.number_of(path), self.totals, lender_of(path) is not None
+
+        def output_row(head: OutputHead, at: int, length: int) -> tuple[Any, ...]:
+            usage, timing = head.usage, head.timing
+            numbers, odd = _numbers_of(usage)
+            _check_size(head.trial, head.turns, head.attempt)
+            if head.source is None and not lent:  # else it was paid for in the other run
+                totals.add(usage)
+                totals.add_time(timing.started, timing.started + timing.seconds)
+            rest = None
+            if head.marks or odd is not None:
+                marks = [(pack(moment.digest), moment.tokens, moment.seconds) for moment in moments(head.marks)]
+                rest = _encode(_OutputRest(marks, odd))
+            return (
+                pack(head.key),
+                file,
+                at,
+                length,
+                pack(head.digest),
+                timing.started,
+                timing.seconds,
+                *numbers,
+                KIND_CODES[head.kind],
+                head.row,
+                head.sample,
+                head.trial,
+                head.turns,
+                head.attempt,
+                head.stop,
+                timing.first_token,
+                head.source,
+                head.stopped_by,
+                rest,
+            )
+
+        def verdict_row(head: GradeHead, at: int, length: int) -> tuple[Any, ...]:
+            usage = head.usage
+            numbers, odd = _NO_NUMBERS if usage is None else _numbers_of(usage)
+            if head.source is None and not lent:
+                totals.add_grade(usage, head.time, head.seconds)
+            rest = None
+            if odd is not None or head.counts is not None or head.together is not None:
+                rest = _encode(_VerdictRest(head.counts, head.together, odd))
+            place = self._place(head.by, head.turn)
+            status = _STATUS_CODES[head.status]
+            return (
+                pack(head.key),
+                place,
+                pack(head.judged),
+                status,
+                head.score,
+                head.time,
+                file,
+                at,
+                length,
+                *numbers,
+                rest,
+            )
+
+        def step_row(head: StepHead, at: int, length: int) -> tuple[Any, ...]:
+            numbers, _ = _numbers_of(head.usage)
+            source = "" if lent and head.source is None else head.source
+            intent = head.kind == "intent"
+            return pack(head.key), file, at, length, intent, *numbers, head.time, head.seconds, source
+
+        def error_row(head: ErrorHead, at: int, length: int) -> tuple[Any, ...]:
+            totals.add_time(head.time - head.seconds, head.time)
+            if head.usage is not None:
+                totals.add(head.usage)
+            self._count_failure(head.key, head.where, head.kind, head.time)
+            return pack(head.key), file, at, length, head.where, head.kind, head.time
+
+        makers: dict[str, Callable[[Any, int, int], tuple[Any, ...]]] = {
+            "outputs": output_row,
+            "grades": verdict_row,
+            "steps": step_row,
+            "errors": error_row,
+        }
+        return makers[kind]
+
+    def _count_failure(self, key: str, where: str, kind: str, time: float) -> None:
+        if where == "target":
+            self.attempts[key] = self.attempts.get(key, 0) + 1
+            self.note_failure(key, kind, time)
+        else:
+            self.grader_attempts[key, where] = self.grader_attempts.get((key, where), 0) + 1
+
+    def note_failure(self, key: str, kind: str, time: float) -> None:
+        """Note why an attempt at a trial failed. Attempts may be read in any order; the last one counts."""
+        before = self.failed_at.get(key, -1.0)
+        if time > before:
+            self.failed_at[key] = time
+            self.uncertain.discard(key)
+        if time >= before and kind == "uncertain":
+            self.uncertain.add(key)
+
+    # Outputs
+
+    def output(self, key: str) -> OutputRef | None:
+        """Return the output of a trial; None if there is none."""
+        packed = pack(key)
+        return self.find_outputs((packed,)).get(packed) if self.rows["outputs"] else None
+
+    def find_outputs(self, keys: Sequence[Key]) -> dict[Key, OutputRef]:
+        """Return the outputs of many trials by their keys."""
+        return {key: self._output_ref(row) for key, row in self.output_rows(keys).items()}
+
+    def output_rows(self, keys: Sequence[Key]) -> dict[Key, tuple[Any, ...]]:
+        """Return the rows of the outputs of many trials by their keys."""
+        chosen: dict[Key, tuple[Any, ...]] = {}
+        repeated: dict[Key, list[tuple[Any, ...]]] = {}
+        for row in self._find("outputs", keys):
+            key = row[1]
+            if self._unwanted and unpack(key) in self._unwanted.get(row[2], ()):
+                continue
+            if key in chosen:
+                repeated.setdefault(key, [chosen[key]]).append(row)
+            else:
+                chosen[key] = row
+        for key, rows in repeated.items():
+            chosen[key] = self._latest(rows)
+        for key in self._dropped.keys() & chosen.keys() if self._dropped else ():
+            if self._dropped[key] == (self.files[chosen[key][2]], chosen[key][3]):
+                del chosen[key]
+        return chosen
+
+    def _latest(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the output that counts among several of a trial, by the rules of this module."""
+        last: dict[int, tuple[Any, ...]] = {}
+        for row in rows:
+            file = row[2]
+            if file not in last or last[file][3] < row[3]:
+                last[file] = row
+        return max(last.values(), key=lambda row: (self._lenders[row[2]] is None, row[6], str(self.files[row[2]])))
+
+    def _output_ref(self, row: tuple[Any, ...]) -> OutputRef:
+        _, _, file, at, length, digest, started, seconds, *numbers = row[:12]
+        usage, marks = Usage(*numbers), tuple[Moment, ...]()
+        if row[22] is not None:
+            rest = _output_rest.decode(row[22])
+            usage = rest.usage or usage
+            marks = tuple([Moment(unpack(each), tokens, after) for each, tokens, after in rest.marks])
+        line = LineRef(self.files[file], at, length)
+        kind, sample_row, sample, trial, turns, attempt, stop, first_token, source, stopped_by = row[12:22]
+        return OutputRef(
+            line,
+            unpack(digest),
+            usage,
+            seconds,
+            marks,
+            stopped_by,
+            started,
+            sample_row,
+            KINDS[kind],
+            sample,
+            trial,
+            turns,
+            attempt,
+            stop,
+            first_token,
+            source or self._lenders[file],
+        )
+
+    def all_outputs(self) -> Iterator[tuple[str, OutputRef]]:
+        """Yield the outputs of all trials with their keys, in no order."""
+        for keys in self._all_keys("outputs"):
+            for key, ref in self.find_outputs(keys).items():
+                yield unpack(key), ref
+
+    def count_outputs(self) -> int:
+        """Return the number of trials that have an output."""
+        if not self.rows["outputs"]:
+            return 0
+        if not self._unwanted and not self._dropped:
+            keys = " UNION ALL ".join(f"SELECT key FROM {schema}.outputs" for schema in self._schemas["outputs"])
+            return int(self.db.execute(f"SELECT count(DISTINCT key) FROM ({keys})").fetchone()[0])
+        return sum(len(self.output_rows(keys)) for keys in self._all_keys("outputs"))
+
+    def stopped_outputs(self) -> list[tuple[str, OutputRef]]:
+        """Return the outputs that a checkpoint ended, with their keys."""
+        keys = {
+            key
+            for schema in self._schemas["outputs"]
+            if self.rows["outputs"]
+            for (key,) in self.db.execute(f"SELECT key FROM {schema}.outputs WHERE stopped_by IS NOT NULL")
+        }
+        found = ((key, ref) for some in _chunks(sorted(keys, key=str)) for key, ref in self.find_outputs(some).items())
+        return [(unpack(key), ref) for key, ref in found if ref.stopped_by is not None]
+
+    def keys_of(self, sample: str, trial: int) -> list[str]:
+        """Return the keys of outputs by the sample's id and the trial's number. Looks at all outputs."""
+        keys: dict[Key, None] = {}
+        for schema in self._schemas["outputs"] if self.rows["outputs"] else ():
+            sql = f"SELECT key FROM {schema}.outputs WHERE sample = ? AND trial = ?"
+            keys |= dict.fromkeys(key for (key,) in self.db.execute(sql, (sample, trial)))
+        return [unpack(key) for key in keys]
+
+    def drop_output(self, key: str, ref: OutputRef) -> None:
+        """Let an output not count any longer. Another one that is recorded later counts."""
+        self._dropped[pack(key)] = ref.line.path, ref.line.offset
+
+    # Verdicts
+
+    def verdicts(self, key: str) -> dict[VerdictKey, VerdictRef]:
+        """Return the verdicts on the output of a trial."""
+        packed = pack(key)
+        return self.find_verdicts((packed,)).get(packed, {}) if self.rows["verdicts"] else {}
+
+    def find_verdicts(self, keys: Sequence[Key]) -> dict[Key, dict[VerdictKey, VerdictRef]]:
+        """Return the verdicts on the outputs of many trials."""
+        found: dict[Key, dict[VerdictKey, VerdictRef]] = {}
+        for row in sorted(self._find("verdicts", keys), key=_time_and_place):
+            _, key, place, judged, status, score, time, file, at, length, *numbers, rest = row
+            if self._ignored and at < self._ignored.get(self.files[file], 0):
+                continue
+            usage = None if numbers[2] is None else Usage(*numbers)
+            counts = together = None
+            if rest is not None:
+                rare = _verdict_rest.decode(rest)
+                counts, together, usage = rare.counts, rare.together, rare.usage or usage
+                if together is not None and self._set is not None and together.digest != self._set:
+                    continue
+            by, turn = self.place_keys[place]
+            line = LineRef(self.files[file], at, length)
+            verdict = VerdictRef(_STATUSES[status], score, usage, time, counts, together, line)
+            found.setdefault(key, {})[by, turn, unpack(judged)] = verdict
+        return found
+
+    def count_verdicts(self) -> int:
+        """Return the number of different verdicts, without errors."""
+        return sum(
+            verdict.status != "error"
+            for keys in self._all_keys("verdicts")
+            for verdicts in self.find_verdicts(keys).values()
+            for verdict in verdicts.values()
+        )
+
+    @property
+    def has_verdicts(self) -> bool:
+        """True if there is a verdict that may count."""
+        return self.rows["verdicts"] > 0 and not self._ignored
+
+    def unusual_verdicts(self, by: str, turn: int | None) -> Iterator[str]:
+        """Yield the keys of outputs on which a grader has given verdicts with counts, or on all outputs together."""
+        place = self._places.get((by, turn))
+        for schema in self._schemas["verdicts"] if place is not None else ():
+            sql = f"SELECT DISTINCT key FROM {schema}.verdicts WHERE rest IS NOT NULL AND place = ?"
+            yield from (unpack(key) for (key,) in self.db.execute(sql, (place,)))
+
+    def has_set_verdicts(self) -> bool:
+        """Return True if a verdict may be one on all outputs together."""
+        return any(
+            _verdict_rest.decode(rest).together is not None
+            for schema in self._schemas["verdicts"]
+            if self.rows["verdicts"]
+            for (rest,) in self.db.execute(f"SELECT rest FROM {schema}.verdicts WHERE rest IS NOT NULL")
+        )
+
+    def require_set(self, digest: str) -> None:
+        """Let verdicts on all outputs together count only if they are on the outputs with this digest."""
+        self._set = digest
+
+    def ignore_verdicts(self) -> None:
+        """Let only verdicts count that are recorded from now on."""
+        self._ignored = {path: extent.end for path, extent in self.extents.items()}
+
+    # Calls and failed attempts
+
+    def steps(self, key: str) -> list[LineRef]:
+        """Return the places of the recorded calls of a trial, file by file."""
+        return self._lines("steps", key)
+
+    def begun(self) -> list[str]:
+        """Return the keys of trials that have recorded calls and no output."""
+        return self._without_output("SELECT DISTINCT key FROM {}.steps")
+
+    def intents(self) -> set[str]:
+        """Return the keys of trials without an output that have calls which must not be made twice."""
+        return set(self._without_output("SELECT DISTINCT key FROM {}.steps WHERE intent"))
+
+    def _without_output(self, select: str) -> list[str]:
+        if not self.rows["steps"]:
+            return []
+        schemas = self._schemas["steps"]
+        keys = list(dict.fromkeys(key for schema in schemas for (key,) in self.db.execute(select.format(schema))))
+        found = set(chain.from_iterable(self.output_rows(some) for some in _chunks(keys)))
+        return [unpack(key) for key in keys if key not in found]
+
+    def last_failures(self) -> dict[tuple[str, bool], tuple[float, int, int, LineRef, str]]:
+        """Return the last failed attempts, by trial and whether the target failed, else a grader.
+
+        Each is a time, two numbers that decide between equal times, the place of its line, and its kind.
+        """
+        last: dict[tuple[str, bool], tuple[float, int, int, LineRef, str]] = {}
+        for schema in self._schemas["errors"] if self.rows["errors"] else ():
+            sql = f"SELECT key, file, at, len, place, kind, time FROM {schema}.errors"
+            for key, file, at, length, place, kind, time in self.db.execute(sql):
+                name = unpack(key), place == "target"
+                failure = time, file, at, LineRef(self.files[file], at, length), kind
+                if name not in last or last[name][:3] < failure[:3]:
+                    last[name] = failure
+        return last
+
+    def failures(self, key: str) -> list[LineRef]:
+        """Return the places of the failed attempts at a trial, of its target and its graders."""
+        return self._lines("errors", key)
+
+    def spent(self) -> Spent:
+        """Return what the run has spent. An output includes the usage of its calls."""
+        spent = self.totals.copy()
+        keys = [pack(key) for key in self.begun()]
+        for row in (row for some in _chunks(keys) for row in self._find("steps", some)):
+            _, _, _, _, _, _, *numbers, time, seconds, source = row
+            if source is None:
+                spent.add(Usage(*numbers))
+                spent.add_time(time - seconds, time)
+        return spent
+
+    # Rows
+
+    def _lines(self, table: str, key: str) -> list[LineRef]:
+        rows = sorted(self._find(table, (pack(key),)), key=lambda row: row[2:4])
+        return [LineRef(self.files[row[2]], row[3], row[4]) for row in rows]
+
+    def _find(self, table: str, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of many keys, each after the row's number."""
+        if not self.rows[table]:
+            return
+        db = self.db
+        for some in _chunks(keys):
+            marks = ",".join("?" * len(some))
+            for schema in self._schemas[table]:
+                yield from db.execute(f"SELECT * FROM {schema}.{table} WHERE key IN ({marks})", some)
+
+    def _all_keys(self, table: str) -> Iterator[list[Key]]:
+        """Yield all different keys of a table, many at a time."""
+        if not self.rows[table]:
+            return
+        keys = " UNION ".join(f"SELECT key FROM {schema}.{table}" for schema in self._schemas[table])
+        cursor = self.db.execute(keys)  # sorted by key, as look-ups find rows fastest
+        while rows := cursor.fetchmany(_AT_ONCE):
+            yield [key for (key,) in rows]
+
+
+def _chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    for start in range(0, len(keys), _AT_ONCE):
+        yield keys[start : start + _AT_ONCE]
+
+
+def _time_and_place(row: tuple[Any, ...]) -> tuple[float, int, int]:
+    return row[6], row[7], row[8]
+
+
+_Numbers = tuple[int | None, int | None, int | None, float | None]
+_NO_NUMBERS: Final[tuple[_Numbers, Usage | None]] = (None, None, None, None), None
+
+
+def _numbers_of(usage: Usage) -> tuple[_Numbers, Usage | None]:
+    """Return the numbers of a usage for the columns of a row; also the usage itself if there are more of them."""
+    numbers = usage.input_tokens, usage.output_tokens, usage.requests, usage.cost
+    _check_size(*numbers)
+    more = usage.cache_read_tokens, usage.cache_write_tokens, usage.reasoning_tokens
+    if more == (UNSET, UNSET, UNSET):
+        return numbers, None
+    _check_size(*[number for number in more if not isinstance(number, UnsetType)])
+    return numbers, usage
+
+
+def _check_size(*numbers: float | None) -> None:
+    if any(number is not None and abs(number) > _LARGEST for number in numbers):
+        raise OverflowError("a number that no record of Holdfast has")

@@ -33,7 +33,6 @@ from holdfast.store.durable import advice_for, make_directory, sync, sync_direct
 from holdfast.store.lines import LineRef
 from holdfast.store.run_files import open_file
 from holdfast.store.shared import unseal
-from holdfast.store.step_places import StepPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,8 +152,6 @@ class Journal:
         self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._segments: dict[JournalName, _Segment] = {}
         self._spare: Path | None = None
-        self._step_places: dict[Path, StepPlaces] = {}
-        """by journal of calls"""
         self.bytes_written = 0
         self._thread = Thread(target=self._run, name="holdfast-journal", daemon=True)
         self._thread.start()
@@ -259,15 +256,7 @@ class Journal:
             except OSError:
                 segment.cut_back()
                 raise
-        place = LineRef(segment.path, segment.good - len(data), len(data))
-        if name == "steps":
-            self._note_steps(place, data)
-        return place
-
-    def _note_steps(self, place: LineRef, data: bytes) -> None:
-        if place.path not in self._step_places:
-            self._step_places[place.path] = StepPlaces(place.path)
-        self._step_places[place.path].add(place.offset, data)
+        return LineRef(segment.path, segment.good - len(data), len(data))
 
     def _replace(self, name: JournalName) -> Path:
         """Retire a file whose sync failed and open one in a new directory."""

@@ -132,12 +132,12 @@ class Mark(Struct, frozen=True):
     """number of messages at the end of the turn"""
     digest: str
     """digest of these messages"""
-    output: str | UnsetType = UNSET
-    """the reply's text, where it is not that of the last message"""
-    usage: Usage | UnsetType = UNSET
+    usage: Usage
     """of the conversation so far"""
-    seconds: float | UnsetType = UNSET
+    seconds: float
     """since the conversation began"""
+    output: str | UnsetType = UNSET
+    """the reply's text, if the last message has another one"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the turn: paths to digests of contents"""
     trace: int | UnsetType = UNSET
@@ -344,8 +344,6 @@ class Grade(Struct, frozen=True):
 
     key: str
     """key of the output"""
-    grade_key: str
-    """key of the grade"""
     sample: str
     """id of the sample"""
     trial: int
@@ -354,8 +352,13 @@ class Grade(Struct, frozen=True):
     """name of the grader"""
     type: str
     """type of the grader"""
+    by: str
+    """fingerprint of the grader: a verdict counts only for a grader with the same one"""
     turn: int | None
     """turn of a checkpoint; null for the end of the conversation"""
+    judged: str
+    """digest of what was judged: the conversation up to that moment, and whatever else the grader looks at. A verdict
+    counts only for an output with the same one"""
     status: GradeStatus
     """`passed`, `failed`, `error`, `skipped` or `not_reached`, with the threshold at that time; `results.json` uses the
     current threshold"""
@@ -371,7 +374,7 @@ class Grade(Struct, frozen=True):
     """duration of the grading"""
     usage: Usage | None = None
     """tokens, requests and cost of a judge; null for other graders"""
-    time: float | UnsetType = UNSET
+    time: float = 0.0
     """time of the verdict, in seconds since the epoch"""
     source: str | UnsetType = UNSET
     """only if the grade was copied: the run in which it was made"""
@@ -461,6 +464,9 @@ class Step(Struct, frozen=True):
 
 
 Record = Output | Grade | ErrorRecord | Step
+
+KEY_PLACE: Final = slice(8, 47)
+"""Where the key is in a line of each journal: it is the first field, and a digest. Lines are found by it."""
 
 _encoder = Encoder()
 

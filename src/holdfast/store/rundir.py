@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from holdfast.canonical import digest_bytes
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, remove_leftovers, replacing, sync_directory
-from holdfast.store.index import KINDS, Index, IndexReader, load_index
+from holdfast.store.home import home_directory
+from holdfast.store.index import RunIndex
+from holdfast.store.index_files import INDEX, open_index, refresh_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.run_files import LARGEST, LONGEST_LINE, UNREADABLE, open_binary, read_file, read_lines
@@ -24,23 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.store.damage import Damage
     from holdfast.store.gate import GateOutcome
-    from holdfast.store.index_cache import IndexCache
     from holdfast.store.metrics import Metrics, TrialResult
 
 T = TypeVar("T")
 
-INDEX: Final = ".index"
-"""Folder of caches in a run directory."""
 LEDGER: Final = "batches"
 """The journal of batches: see `store.batches`."""
 ARCHIVE: Final = "archived"
 """Folder beside the runs of an eval where `--fresh` puts the old ones."""
 
 
-def bytes_to_cache() -> int:
-    """Return the size of the journals from which on the index of a run is cached, and again after as much more."""
+def bytes_to_publish() -> int:
+    """Return the journal growth, in bytes, after which the index of a run is published."""
     text = os.environ.get("HOLDFAST_INDEX_BYTES") or str(32 << 20)
     if text.isdecimal():
         return int(text)
@@ -104,84 +104,53 @@ class RunDir:
         pairs = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
         return any(before is not None and now < before for before, now in pairs)  # earlier versions recorded no sizes
 
-    def load(self, *, repair: bool, verify: bool = False) -> Index:
-        """Read the journals; `repair` only while holding the lease. `verify`: read every line, whatever is cached."""
-        if repair:
-            for place in ("", "batches/", f"{FOLDER}/*/"):
-                for leftover in self.path.glob(f"{place}.*.tmp"):
-                    with suppress(OSError):
-                        leftover.unlink()
-            for folder in (self.files, *self.path.glob("export/*/")):  # others may write there without the lease
-                remove_leftovers(folder)
-        if self._is_large and not verify:
-            return self._load_large(repair=repair)
-        index = load_index(self.journals, repair=self.aside if repair else None, verify=verify)
-        if repair and index.damage:  # the cache may refer to damaged lines of shared files, which stay as they are
-            from shutil import rmtree  # imports all kinds of compression
+    def load(self, *, repair: bool, verify: bool = False) -> RunIndex:
+        """Return the index of the run; `repair` only while holding the lease. `verify`: read every line anew.
 
-            rmtree(self.path / INDEX, ignore_errors=True)
-        return index
-
-    def cache_index(self) -> list[Damage]:
-        """Cache the index of a large run, and return damage that was cut out. The caller holds the lease."""
-        return self._load_large(repair=True).damage if self._is_large else []
-
-    def keep_index(self, index: Index) -> bool:
-        """Cache the index of a large run as this process has it in memory, if much came since it was cached.
-
-        The caller holds the lease, and was the only writer. False if the journals have to be read for a cache.
+        Damaged bytes are noted in the index; with `repair` they are moved out of the journals.
         """
-        if not self._is_large:
-            return True
-        from holdfast.store.index_cache import IndexCache
-
-        cache = IndexCache(self)
-        index.new_bytes = sum(self._size(kind.name) for kind in KINDS) - cache.covers()
-        if index.new_bytes < bytes_to_cache():
-            return True
-        if not cache.save_live(index):
-            return False
-        index.origin, index.new_bytes = cache.origin, 0
-        return True
-
-    @property
-    def _is_large(self) -> bool:
-        return sum(self._size(kind.name) for kind in KINDS) >= bytes_to_cache()
-
-    def read_index(self) -> IndexReader:
-        """Read a run that other processes may be writing, as far as possible from its cached index."""
-        if self._is_large:
-            reader, cache = self._read_large(durable=False)
-            reader.index.origin = cache.origin
-        else:
-            reader = IndexReader()
-            reader.read(self.journals, durable=False)
-        reader.take_steps()
-        reader.index.damage.clear()  # unfinished lines are those that are being written
-        return reader
-
-    def _read_large(self, *, durable: bool) -> tuple[IndexReader, IndexCache]:
-        from holdfast.store.index_cache import IndexCache
-
-        cache = IndexCache(self)
-        reader = cache.load(durable=durable)
-        if reader is None:
-            reader = IndexReader()
-            reader.read(self.journals, durable=durable)
-        return reader, cache
-
-    def _load_large(self, *, repair: bool) -> Index:
-        """Read the cached index of a large run and what was appended since, and cache the index if that was much."""
-        reader, cache = self._read_large(durable=repair)
-        if repair and reader.index.damage and cut_damage(reader.index, self.aside):
-            index = load_index(self.journals, repair=self.aside)
-            index.damage = [*reader.index.damage, *index.damage]
+        if repair:
+            self._remove_leftovers()
+        index = self._read_all(repair=repair) if verify else self._open_index(repair=repair)
+        if not repair or not index.damage:
             return index
-        if repair and reader.new_bytes >= bytes_to_cache():
-            cache.save(reader)
-        index = reader.take_steps()
-        index.origin, index.new_bytes = cache.origin, reader.new_bytes
+        damage = index.damage
+        if any(not spot.torn for spot in damage):
+            shutil.rmtree(self.path / INDEX, ignore_errors=True)  # before lines move
+        if cut_damage(index, self.aside):
+            index = self._read_all(repair=True)
+            index.damage = [*damage, *index.damage]
         return index
+
+    def refresh(self, index: RunIndex) -> RunIndex:
+        """Return an index of the journals as they are now, for the process that holds the lease and has written them.
+
+        It is published if much was written.
+        """
+        refreshed = refresh_index(index, self, self.path / INDEX, durable=False, limit=bytes_to_publish())
+        refreshed.damage.clear()  # of the last line, which another process may be writing
+        return refreshed
+
+    def _open_index(self, *, repair: bool) -> RunIndex:
+        own = self.path / INDEX
+        if repair:
+            return open_index(self, [own], own, durable=True, limit=bytes_to_publish())
+        private = home_directory() / "index" / digest_bytes(os.fsencode(self.path.resolve())).removeprefix("sha256:")
+        return open_index(self, [own, private], private, durable=False, limit=bytes_to_publish())
+
+    def _read_all(self, *, repair: bool) -> RunIndex:
+        index = RunIndex(self.journals)
+        index.read(durable=repair, verify=True)
+        return index
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed process has left under temporary names."""
+        for place in ("", "batches/", f"{FOLDER}/*/"):
+            for leftover in self.path.glob(f"{place}.*.tmp"):
+                with suppress(OSError):
+                    leftover.unlink()
+        for folder in (self.files, *self.path.glob("export/*/")):  # others may write there without the lease
+            remove_leftovers(folder)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Create the directory and write its manifest."""

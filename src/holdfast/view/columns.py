@@ -1,62 +1,63 @@
-"""Columns of a run: status, scores, usage and place of every trial, for filters, sorting and pages of rows.
+"""The trials of a run as a table that pages select from, kept up to date while the run goes on.
 
-They are kept outside the run directory, which may be someone else's or read-only:
-`$HOLDFAST_HOME/view/<run id>-<digest of path>/columns`. A stored file names the files that it was made of, with their
-sizes and inodes and the checksum of the last line that was read. Whatever does not fit is built again. The folders that
-were used least recently are removed beyond 2 GB.
+The table of a large finished run was published with its report, and is only read. Any other one is made from the run's
+index, in memory or a temporary file.
 
-A row number stands for the same trial as long as the dataset stays as it is: rows are in the dataset's order, trial by
-trial, followed by outputs whose row is gone.
+A row number stands for the same trial as long as the dataset stays as it is.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast import __version__
-from holdfast.canonical import digest_bytes
 from holdfast.data.dataset import Dataset
-from holdfast.errors import HoldfastError
+from holdfast.data.grouping import as_text
+from holdfast.errors import HoldfastError, QueryError
 from holdfast.report.run_view import RunView
-from holdfast.store.index import read_error_head
-from holdfast.store.run_files import UNREADABLE, open_binary
-from holdfast.store.rundir import INDEX
-from holdfast.store.trial_notes import TableNotes, journals_of, stamp_journals, stamp_report
-from holdfast.store.trial_table import STATUSES, TABLE, RowStatus, TrialTable, field_column, score_column, status_column
-from holdfast.view.building import BuildOrder
-from holdfast.view.fields import read_field
-from holdfast.view.recorded import JournalReader, RecordedNotes, StaleColumnsError, read_everything
-from holdfast.view.reported import plan_report, read_reported
+from holdfast.report.trial_table import (
+    NUMBERS,
+    STATUSES,
+    WORDS,
+    RowStatus,
+    TableFiller,
+    TrialTable,
+    open_published_table,
+    score_column,
+)
+from holdfast.spec.validation import suggest
+from holdfast.store.heads import ErrorHead, decode_head
+from holdfast.store.index import StaleIndexError
+from holdfast.store.index_files import journals_size
+from holdfast.store.lines import LineRef
+from holdfast.store.run_files import UNREADABLE
+from holdfast.store.rundir import bytes_to_publish
 from holdfast.view.search import TextHits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
-    from holdfast.store.lines import LineRef
+    from holdfast.data.dataset import Sample
+    from holdfast.store.index import Key
     from holdfast.store.rundir import RunDir
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
-"""gets the share of the work that is done, from 0 to 1; 0 when a helper process begins, which takes a while"""
+"""gets the share of the work that is done, from 0 to 1; 0 if it will take a while"""
 
-_MOST_BYTES: Final = 2 << 30
-_LARGE: Final = 32 << 20
-"""bytes of journals from which on a helper process builds the columns"""
 _MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
 _PREVIEW: Final = 300
 """characters of an answer in a row"""
+_MOST_VALUES: Final = 10_000
+"""a field with more different values is a text or an id, and groups nothing"""
 
 
 class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,16 +98,10 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer)
 
 
-class ColumnNotes(TableNotes):
-    """The files that a stored table was made from, with those that it grows with."""
-
-    recorded: RecordedNotes | None = None
-
-
 class Columns:
-    """The columns of one run, empty until they are opened or built. Threads may share them."""
+    """The trials of one run. Threads may share them."""
 
-    def __init__(self, rundir: RunDir, folder: Path) -> None:
+    def __init__(self, rundir: RunDir) -> None:
         self.rundir = rundir
         self.lock = RLock()
         """held while the table is read or changed"""
@@ -114,40 +109,40 @@ class Columns:
         """grows whenever a row changes"""
         self.snapshots: dict[tuple[str, str, int], Snapshot] = {}
         """answers to the latest queries, by query, order and generation"""
-        self.counts: dict[tuple[int, int, tuple[str, ...]], dict[str, list[Facet]]] = {}
-        """latest counts, by generation, rows and fields"""
+        self.counts: dict[tuple[int, str, tuple[str, ...]], dict[str, list[Facet]]] = {}
+        """latest counts, by generation, query and fields"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
-        self.folder = folder
-        """where the table and what is made of it are stored"""
-        self._notes = ColumnNotes("everything", [], [])
-        self._recorder: JournalReader | None = None
-        self._unsaved = 0
+        self._filler: TableFiller | None = None
+        """updates the table of a run that may go on"""
+        self._state: object = None
         self._searches: dict[tuple[str, int], TextHits] = {}
         self._refreshing = Lock()
 
     def open(self, progress: Progress) -> None:
-        """Take the stored table if it is not stale, else build it."""
-        if not self.open_stored():
-            self._rebuild(progress)
+        """Take the published table if it fits, else make one."""
+        view, state = RunView(self.rundir), self._read_state()
+        filler = None
+        table = open_published_table(self.rundir, view.graders) if view.metrics is not None else None
+        if table is None:
+            if journals_size(self.rundir) >= bytes_to_publish():
+                progress(0.0)
+            filler = TableFiller(view)
+            filler.fill(progress)
+            table = filler.table
+        with self.lock:
+            self.view, self.table, self._filler, self._state = view, table, filler, state
         progress(1.0)
-        with suppress(OSError):
-            os.utime(self.folder)  # used most recently
-
-    def open_stored(self) -> bool:
-        """Take the stored table; returns False if there is none, or it is stale."""
-        stored = TrialTable.load(self.folder)
-        return stored is not None and self._adopt(stored)
 
     @property
-    def settled(self) -> bytes | None:
-        """State of the files that the table was made of; None if it grows with them."""
-        return None if self._recorder else msgspec.json.encode((__version__, self._notes))
+    def settled(self) -> bool:
+        """True if the table was published with a report, so that it does not change."""
+        return self._filler is None
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return len(self.table)
+        return self.table.rows
 
     @property
     def graders(self) -> list[str]:
@@ -157,17 +152,10 @@ class Columns:
     def find(self, sample: str, trial: int) -> int | None:
         """Return the row number of a trial."""
         with self.lock:
-            row = self.table.find(sample, trial)
-            self.table.release()
-            return row
-
-    def line(self, row: int) -> LineRef | None:
-        """Return the place of a row's output; None if there is none."""
-        with self.lock:
-            return self.table.line(row, self.rundir.path)
+            return self.table.find(sample, trial)
 
     def find_text(self, text: str, wait: float | None) -> tuple[bytes, bool]:
-        """Search transcripts and ids for at most `wait` seconds; returns a byte of 1 for each row that contains a text.
+        """Search transcripts and ids for at most `wait` seconds; return a byte of 1 for each row that contains a text.
 
         Also returns whether the search has ended; if not, it goes on, and the next call returns more.
         """
@@ -180,263 +168,197 @@ class Columns:
             hits = self._searches[key]
         return hits.flags(wait)
 
-    def field(self, name: str, position: int = 0) -> tuple[list[str], Any]:
-        """Return the values of a field of the rows, and for each row the number of its value, 0 if the row is gone.
+    def field(self, name: str, position: int = 0) -> tuple[list[str], str]:
+        """Return the values of a field of the rows, and the table with the number of each row's value.
 
-        The dataset is read for it at the first time, unless results are broken down by it. Raises QueryError, for a
-        place in a query, if no row has the field or if its values are too many.
+        The value 0 stands for rows that the dataset no longer has. The dataset is read at the first time. Raises
+        QueryError, for a place in a query, if no row has the field or if it has too many values.
         """
-        column = field_column(name)
         while True:
-            table, stamp = self.table, self._dataset_stamp()
             with self.lock:
-                if column in table and (table.dataset == stamp or self._is_reported(name)):
-                    return table.values[column], table[column]
-                rows = len(table)
-            values, codes = read_field(self.view, table, name, position)  # for long; others may read meanwhile
+                table, rows = self.table, self.table.rows
+                if name in table.fields:
+                    return table.fields[name]
+            values, numbers = self._read_field(table, name, position)  # for long; others may read meanwhile
             with self.lock:
-                if self.table is table and len(table) == rows:
-                    table.set_field(name, values, codes, stamp)
-                    self._store()
+                if self.table is table and table.rows == rows:
+                    table.set_field(name, values, enumerate(numbers))
+                    return table.fields[name]
 
-    def _is_reported(self, name: str) -> bool:
-        """Return True for a field whose values are in the report, whatever has become of the dataset."""
-        return self._notes.kind == "reported" and name in self.view.spec.by
+    def _read_field(self, table: TrialTable, name: str, position: int) -> tuple[list[str], list[int]]:
+        numbers: dict[str, int] = {"": 0}
+        codes = [0] * table.rows
+        names: dict[str, None] = {}
+        present = False
+        try:
+            for sample, rows in self._rows_by_sample(table):
+                names |= dict.fromkeys(sample.fields)
+                value = field_value(sample.fields, name)
+                present = present or value is not None
+                number = numbers.setdefault(as_text(value), len(numbers))
+                for row in rows:
+                    codes[row] = number
+                if len(numbers) > _MOST_VALUES:
+                    break
+        except HoldfastError as error:
+            raise QueryError(f"the field `{name}` cannot be read: {error.message}", position, error.remedy) from error
+        if len(numbers) > _MOST_VALUES:
+            message = f"the field `{name}` has more than {_MOST_VALUES:,} different values"
+            raise QueryError(message, position, 'Search for its text in quotes instead: `"words"`.')
+        if not present:
+            known = [*table.graders, *NUMBERS, *WORDS, "sample", "trial", "status", *names]
+            fields = f"Fields of the rows are {', '.join(names)}. " if names else ""
+            remedy = f"{fields}Numbers are {', '.join(NUMBERS)}, and the graders' scores."
+            raise QueryError(f"no row has a field `{name}`{suggest(name, known)}", position, remedy)
+        return list(numbers), codes
+
+    def _rows_by_sample(self, table: TrialTable) -> Iterator[tuple[Sample, list[int]]]:
+        """Yield the samples of the dataset with the numbers of their rows, which have the keys of their trials."""
+        in_order = table.select("key")
+        by_key: dict[Key, int] | None = None
+        first = 0
+        for sample in Dataset(self.view.spec):
+            keys = self.view.work.packed_keys_of(sample.asked)
+            if by_key is None and [key for (key,) in islice(in_order, len(keys))] == keys:
+                yield sample, [*range(first, first + len(keys))]
+                first += len(keys)
+                continue
+            if by_key is None:  # the dataset has changed since
+                by_key = dict(table.select("key, n"))
+            yield sample, [by_key[key] for key in keys if key in by_key]
 
     def refresh(self) -> int:
         """Read what the run has written since the last look, and return how many rows are new or have changed."""
         with self._refreshing:
-            if stamp_report(self.rundir) == self._notes.report:
-                if self._recorder is None and self._notes.journals == stamp_journals(self.rundir):
-                    return 0
-                if self._recorder is not None and self._notes.dataset == self._dataset_stamp():
-                    with suppress(StaleColumnsError), self.lock:
-                        return self._changed(self._recorder.grow())
-            old = self.table
-            self._rebuild(_ignore)
-            with self.lock:
-                return self._changed(changed_rows(old, self.table))
+            state = self._read_state()
+            if state == self._state and self._filler is None:
+                return 0
+            if state == self._state and self._filler is not None:
+                changed: set[str] = set()
+                with suppress(StaleIndexError), self.lock:
+                    self.view.index.read(seen=lambda _, head: changed.add(head.key))
+                    self.view.work.drop_unfit(self.view.index)
+                    return self._changed(self._filler.update(changed))
+            self.open(_ignore)
+            return self._changed(self.rows)
 
-    def close(self) -> None:
-        """Store what was read since the columns were stored last, and end searches."""
-        with self.lock:
-            for hits in self._searches.values():
-                hits.stop()
-            self._searches.clear()
-            if self._unsaved:
-                self._store()
+    def _read_state(self) -> object:
+        """Return what changes when the table has to be made anew: the report, the dataset, and a published journal."""
+        try:
+            dataset = Dataset(self.view.spec).stamp() if not self.rundir.finished else ()
+        except HoldfastError:
+            dataset = ()
+        return dataset, [_stamp(path) for path in (self.rundir.metrics, self.rundir.manifest)], self._journals()
+
+    def _journals(self) -> list[object]:
+        """Return the sizes of the journals of a finished run, which stay as they are."""
+        if not self.rundir.finished:
+            return []
+        return [_stamp(path) for kind in ("outputs", "grades") for path in self.rundir.journals(kind)]
 
     def _changed(self, rows: int) -> int:
         if rows:
             self.generation += 1
-            self._unsaved += rows
-            if self._unsaved > len(self.table) // 4:
-                self._store()
+            self.table.fields.clear()
         return rows
 
-    def _adopt(self, stored: TrialTable) -> bool:
-        """Use a stored table, extended by what journals have gained; returns False if it is stale."""
-        try:
-            notes = msgspec.convert(stored.notes, ColumnNotes)
-        except msgspec.ValidationError:
-            return False
-        journals = {str(path.relative_to(self.rundir.path)) for path in journals_of(self.rundir)}
-        if notes.report != stamp_report(self.rundir) or stored.graders != self.view.graders:
-            return False
-        if not journals.issuperset(stored.files):  # it comes with the run, and somebody else may have made it
-            return False
-        recorder = None
-        if notes.recorded is not None:
-            recorder = JournalReader(self.view, stored, notes.recorded)
-            try:
-                if notes.dataset != self._dataset_stamp():
-                    return False
-                self._unsaved = recorder.grow()
-            except StaleColumnsError:
-                return False
-        elif notes.journals != stamp_journals(self.rundir):
-            return False
-        self._use(stored, notes, recorder)
-        return True
-
-    def _use(self, table: TrialTable, notes: ColumnNotes, recorder: JournalReader | None) -> None:
+    def close(self) -> None:
+        """End searches."""
         with self.lock:
-            self.table, self._notes, self._recorder = table, notes, recorder
+            for hits in self._searches.values():
+                hits.stop()
+            self._searches.clear()
 
-    def _rebuild(self, progress: Progress) -> None:
-        """Take the table that the report has left, or build it: a large one in a helper process, which frees memory."""
-        self.view = RunView(self.rundir)
-        large = sum(self.rundir.journal_bytes().values()) > _LARGE
-        if not (self._copy_reported() and self.open_stored()) and not (
-            large and self._build_in_helper(progress) and self.open_stored()
-        ):
-            self.build(progress)
-        with suppress(OSError):
-            remove_least_used(self.folder.parent, keep=self.folder)
 
-    def _copy_reported(self) -> bool:
-        """Copy the table in the run directory, which may be stale; returns False if there is none.
-
-        It is not used where it is, since a mapped file that vanishes, as on a network file system, ends the process.
-        """
-        source = self.rundir.path / INDEX / TABLE
-        temporary = self.folder / f".{TABLE}.{secrets.token_hex(6)}.tmp"
-        try:
-            if not self.rundir.finished or not source.is_file():
-                return False
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shutil.copyfile(source, temporary)
-            temporary.replace(self.folder / TABLE)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            return False
-        return True
-
-    def _build_in_helper(self, progress: Progress) -> bool:
-        notes = self._present_notes()
-        plan = plan_report(self.view, notes.dataset)
-        order = BuildOrder(str(self.rundir.path), str(self.folder), plan, msgspec.to_builtins(notes))
-        command = [sys.executable, "-P", "-m", "holdfast.view.building"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdin is not None and process.stdout is not None
-            progress(0.0)
-            try:
-                with suppress(BrokenPipeError), process.stdin as pipe:
-                    pipe.write(msgspec.json.encode(order))
-                for line in process.stdout:
-                    progress(float(line))
-            except BaseException:
-                process.kill()
-                raise
-        return process.returncode == 0
-
-    def build(self, progress: Progress, *, reported: bool = True) -> None:
-        """Build the table in this process, and store it: from the report if it fits and is `reported`."""
-        notes, recorder = self._present_notes(), None
-        plan = plan_report(self.view, notes.dataset) if reported else None
-        table = None if plan is None else read_reported(plan, progress)
-        if table is None:
-            try:
-                recorder = JournalReader(self.view)
-                recorder.grow(progress)
-                table = recorder.table
-                notes.kind, notes.journals, notes.recorded = "recorded", [], recorder.notes
-            except StaleColumnsError:  # trials with several keys
-                recorder, notes.kind = None, "everything"
-                table = read_everything(self.view)
-        self._use(table, notes, recorder)
-        self._store()
-
-    def _store(self) -> None:
-        """Keep the table for the next time; a cache that cannot be written is no reason to show nothing."""
-        self._unsaved = 0
-        with suppress(OSError):
-            self.table.store(self.folder, msgspec.to_builtins(self._notes))
-
-    def _present_notes(self) -> ColumnNotes:
-        return ColumnNotes("reported", stamp_report(self.rundir), self._dataset_stamp(), stamp_journals(self.rundir))
-
-    def _dataset_stamp(self) -> list[list[int]]:
-        try:
-            return list(map(list, Dataset(self.view.spec).stamp()))
-        except HoldfastError:
-            return []
+def _stamp(path: Path) -> object:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _ignore(share: float) -> None:
     """Take progress that nobody looks at."""
 
 
-def changed_rows(old: TrialTable, new: TrialTable) -> int:
-    """Return how many rows of a table are new, or differ in status or in the place of their output."""
-    rows = min(len(old), len(new))
-    same = sum(
-        one == other
-        for one, other in zip(
-            zip(old["status"], old["at"], strict=True), zip(new["status"], new["at"], strict=True), strict=False
-        )
-    )
-    return len(new) - rows + rows - same
-
-
-def open_columns(rundir: RunDir, home: Path, progress: Progress | None = None) -> Columns:
-    """Return the columns of a run: from the cache below `home` where it still fits, else built and stored there."""
-    place = digest_bytes(os.fsencode(rundir.path.resolve()))[7:23]
-    manifest = RunView(rundir).manifest
-    columns = Columns(rundir, home / "view" / f"{manifest.id}-{place}")
+def open_columns(rundir: RunDir, progress: Progress | None = None) -> Columns:
+    """Return the trials of a run."""
+    columns = Columns(rundir)
     columns.open(progress or _ignore)
     return columns
 
 
+def field_value(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a row; a name such as `tag.level` is a field, or else the field `level` inside `tag`."""
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
 def read_rows(columns: Columns, numbers: Iterable[int]) -> list[TrialRow]:
     """Return rows as lists show them, with the beginnings of their answers."""
+    wanted = list(numbers)
     with columns.lock:
-        rows = [_read_row(columns, row) for row in numbers]
-        columns.table.release()
-        return rows
+        table = columns.table
+        found: dict[int, TrialRow] = {}
+        for start in range(0, len(wanted), 500):
+            some = wanted[start : start + 500]
+            for row in table.select("*", f"n IN ({','.join('?' * len(some))})", some):
+                found[row[0]] = _read_row(table, row)
+    return [found[number] for number in wanted]
 
 
-def _read_row(columns: Columns, row: int) -> TrialRow:
-    table = columns.table
-    graders: dict[str, tuple[RowStatus, float | None]] = {}
-    for number, name in enumerate(table.graders):
-        if code := table[status_column(number)][row]:
-            graders[name] = STATUSES[code - 1], _number(table[score_column(number)][row])
-    tokens, turns, attempt = (_number(table[name][row]) for name in ("tokens", "turns", "attempt"))
-    line = columns.line(row)
+def _read_row(table: TrialTable, row: Sequence[Any]) -> TrialRow:
+    values = dict(zip(table.columns, row, strict=True))
+    outcome = table.outcomes[values["outcome"]]
+    graders: dict[str, tuple[RowStatus, float | None]] = {
+        name: (STATUSES[code - 1], values[score_column(number)])
+        for number, (name, code) in enumerate(zip(table.graders, outcome.statuses, strict=True))
+        if code
+    }
     return TrialRow(
-        row=row,
-        sample=table.id_at(row),
-        trial=table["trial"][row],
-        status=STATUSES[table["status"][row] - 1],
-        score=_number(table["score"][row]),
+        row=values["n"],
+        sample=values["sample"],
+        trial=values["trial"],
+        status=STATUSES[outcome.status - 1],
+        score=values["score"],
         graders=graders,
-        turns=None if turns is None else int(turns),
-        tokens=None if tokens is None else int(tokens),
-        cost=_number(table["cost"][row]),
-        seconds=_number(table["seconds"][row]),
-        attempt=None if attempt is None else int(attempt),
-        answer=table.values["answer"][table["answer"][row]],
-        stop=table.values["stop"][table["stop"][row]],
-        stopped=table["stopped"][row] or None,
-        error=_read_error(columns, table["error_at"][row]),
-        preview="" if line is None else _preview(line),
+        turns=values["turns"],
+        tokens=values["tokens"],
+        cost=values["cost"],
+        seconds=values["seconds"],
+        attempt=values["attempt"],
+        answer=outcome.answer,
+        stop=outcome.stop,
+        stopped=outcome.stopped or None,
+        error=_read_error(_line(table, values, "error_")),
+        preview=_preview(_line(table, values, "")),
     )
 
 
-def _preview(line: LineRef) -> str:
+def _line(table: TrialTable, values: Mapping[str, Any], prefix: str) -> LineRef | None:
+    file, at, length = (values[f"{prefix}{name}"] for name in ("file", "at", "len"))
+    return None if file is None else LineRef(table.files[file], at, length)
+
+
+def _preview(line: LineRef | None) -> str:
+    if line is None:
+        return ""
     try:
         return _answer.decode(line.read()).output[:_PREVIEW]
     except UNREADABLE:
         return ""  # the journal has been repaired, which the next look at it notices
 
 
-def _number(value: float) -> float | None:
-    return None if value != value else value
-
-
-def _read_error(columns: Columns, place: int) -> str:
-    if not place:
-        return ""
-    file, offset = columns.table.file_and_offset(place)
-    with open_binary(columns.rundir.path / file) as journal:
-        journal.seek(offset)
-        head = read_error_head(journal.readline())
+def _read_error(line: LineRef | None) -> str:
+    head = None if line is None else decode_head(ErrorHead, line.read())
     if head is None:
         return ""
     reason = f"{head.kind}: {head.message}"
     return reason if head.where == "target" else f"{head.where}: {reason}"
-
-
-def remove_least_used(folder: Path, *, keep: Path, limit: int = _MOST_BYTES) -> None:
-    """Remove the folders of a cache that were used least recently, until the others have at most `limit` bytes."""
-    folders = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in folders}
-    total = sum(sizes.values())
-    for path in folders:
-        if total <= limit:
-            return
-        if path != keep:
-            shutil.rmtree(path, ignore_errors=True)
-            total -= sizes[path]

@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.report.alignment import SideBySide, align
 from holdfast.report.compare import read_scores
 from holdfast.report.pairs import RunComparison, compare_runs, take_rows
-from holdfast.report.suite_grid import SuiteGrid, suite_grid
+from holdfast.report.suite import SuiteGrid, suite_grid
 from holdfast.report.timeline import trial_timeline
 from holdfast.view.site import RUN, NotFound, is_json
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from itertools import compress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,24 +21,23 @@ from aiohttp import web
 from holdfast.canonical import digest
 from holdfast.display.format import dollars, duration, rate, share
 from holdfast.errors import HoldfastError
-from holdfast.report.so_far import summarize_verdicts
+from holdfast.report.stats import estimate
+from holdfast.report.trial_table import STATUSES
 from holdfast.store.catalog import Status, finished_status, is_running, summarize_run
 from holdfast.store.lines import LineRef
 from holdfast.store.shared import journal_size
-from holdfast.store.trial_table import CODES
 from holdfast.view.site import RUN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.report.trial_table import TrialTable
     from holdfast.store.rundir import RunDir
-    from holdfast.store.trial_table import TrialTable
     from holdfast.view.columns import Columns
     from holdfast.view.site import Site
 
 _PAUSE: Final = 1.0
 """seconds between two looks at a run"""
-_IS_ERROR: Final = bytes(code == CODES["error"] for code in range(256))
 _LOAD: Final = 0.1
 """share of the time that looking may take"""
 _WINDOW: Final = 60.0
@@ -173,22 +172,27 @@ class Watch:
 
 
 def _count(table: TrialTable) -> dict[str, Any]:
-    """Return what can be counted at once, also where there are a million trials."""
-    statuses = bytes(table["status"])
-    counts = {status: count for status, code in CODES.items() if (count := statuses.count(code))}
-    errors = statuses.translate(_IS_ERROR)
-    missing = counts.get("pending", 0) + counts.get("uncertain", 0)
-    done = len(statuses) - missing - sum(not place for place in compress(table["at"], errors))
-    return {"done": done, "total": len(statuses), "graded": done - counts.get("ungraded", 0), "counts": counts}
+    """Return what can be counted at once, also if there are a million trials."""
+    counts: Counter[str] = Counter()
+    done = ungraded = 0
+    for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
+        outcome = table.outcomes[number]
+        counts[STATUSES[outcome.status - 1]] += count
+        done += count if outcome.has_output else 0
+    ungraded = counts["ungraded"]
+    return {"done": done, "total": table.rows, "graded": done - ungraded, "counts": dict(counts)}
 
 
 def _measure(table: TrialTable) -> dict[str, Any]:
     """Return what is added up over all trials."""
-    kinds = table.values["error"]
-    tokens, cost = (math.fsum(value for value in table[name] if value == value) for name in ("tokens", "cost"))
+    errors: Counter[str] = Counter()
+    for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
+        errors[table.outcomes[number].error] += count
+    tokens = sum(value for (value,) in table.select("tokens", "tokens IS NOT NULL"))
+    cost = math.fsum(value for (value,) in table.select("cost", "cost IS NOT NULL"))
     return {
-        "errors": {kinds[code]: count for code, count in Counter(table["error"]).items() if code},
-        "tokens": round(tokens) or None,
+        "errors": {kind: count for kind, count in errors.items() if kind},
+        "tokens": tokens or None,
         "cost": cost or None,
         **_score(table),
     }
@@ -196,21 +200,23 @@ def _measure(table: TrialTable) -> dict[str, Any]:
 
 def _score(table: TrialTable) -> dict[str, float | None]:
     """Return the score so far with its interval, computed as the report will compute it."""
-    samples, scores = table["id_starts"], table["score"]
-    # Only scores count here, whatever else is known of a trial.
-    summary = summarize_verdicts(
-        0, ((sample, "skipped", score) for sample, score in zip(samples, scores, strict=True) if score == score)
-    )
-    return {"score": summary.score, "low": summary.low, "high": summary.high}
+    means, verdicts = [], 0
+    proportion = True
+    rows = table.select("sample, score", "score IS NOT NULL ORDER BY n")
+    for _, group in groupby(rows, key=lambda row: row[0]):
+        scores = [score for _, score in group]
+        means.append(math.fsum(scores) / len(scores))
+        verdicts += len(scores)
+        proportion = proportion and all(score in (0.0, 1.0) for score in scores)
+    if not means:
+        return {"score": None, "low": None, "high": None}
+    result = estimate(means, proportion=proportion, verdicts=verdicts)
+    return {"score": result.mean, "low": result.low, "high": result.high}
 
 
 def _pace(table: TrialTable, now: float) -> float | None:
-    """Return the outputs per second over the last minute, or since the run's first output where that is later."""
-    ends = [
-        started + seconds
-        for started, seconds in zip(table["started"], table["seconds"], strict=True)
-        if started + seconds > now - _WINDOW
-    ]
+    """Return the outputs per second over the last minute, or since the run's first output if that was later."""
+    ends = [end for (end,) in table.select("started + seconds", "started + seconds > ?", (now - _WINDOW,))]
     if len(ends) < 2:
         return None
     elapsed = min(_WINDOW, max(1.0, now - min(ends)))

@@ -21,7 +21,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import QueryError
-from holdfast.store.trial_table import STATUSES
+from holdfast.report.trial_table import STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from contextlib import suppress
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -22,13 +22,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 from holdfast.store.run_files import UNREADABLE, open_file
-from holdfast.store.trial_table import split_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedReader
 
-    from holdfast.store.trial_table import TrialTable
+    from holdfast.report.trial_table import TrialTable
     from holdfast.view.columns import Columns
 
     Read = Callable[[int, int, int], bytes]
@@ -42,6 +41,9 @@ _SPAN: Final = 4 << 20
 _GAP: Final = 16 << 10
 """bytes between two lines that are searched along with them"""
 _LONGEST_ESCAPE: Final = 6
+_FILE_SHIFT: Final = 48
+_OFFSET: Final = (1 << _FILE_SHIFT) - 1
+"""a place is the number of a file, and an offset in it"""
 _OPAQUE: Final = frozenset({"role", "type", "id", "tool_call_id"})
 """keys in transcripts whose values are not text that anybody said"""
 _TEXT_KEYS: Final = (b'"content":', b'"output":', b'"text":', b'"arguments":')
@@ -143,8 +145,7 @@ def _search_window(read: Read, at: Any, length: Any, rows: list[int], needle: _N
                 break
             end = at[row] + length[row]
             last += 1
-        file, offset = split_place(begin)
-        span = read(file, offset, end - begin)
+        span = read(begin >> _FILE_SHIFT, begin & _OFFSET, end - begin)
         starts = [at[row] - begin for row in rows[first : last + 1]]
         for number in _search_span(span, starts, [length[row] for row in rows[first : last + 1]], needle):
             yield rows[first + number]
@@ -187,9 +188,11 @@ class TextSearch:
     def __init__(self, columns: Columns, text: str) -> None:
         with columns.lock:
             table = columns.table
-            job = _Job(text, [str(columns.rundir.path / file) for file in table.files], len(table))
-            data = msgspec.json.encode(job) + b"\n" + bytes(table["at"]) + bytes(table["length"])
-            table.release()
+            job = _Job(text, [str(file) for file in table.files], table.rows)
+            at, length = array("Q", bytes(8 * table.rows)), array("I", bytes(4 * table.rows))
+            for number, file, offset, size in table.select("n, file, at, len", "file IS NOT NULL"):
+                at[number], length[number] = file << _FILE_SHIFT | offset, size
+            data = msgspec.json.encode(job) + b"\n" + at.tobytes() + length.tobytes()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "holdfast.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -256,23 +259,10 @@ class TextHits:
 
 def _rows_by_id(table: TrialTable, needle: _Needle) -> Iterator[int]:
     """Yield the rows whose sample id contains a text."""
-    starts = table["id_starts"]
-    if not len(starts):
-        return
-    ids = bytes(table["ids"]).lower()
-    piece = needle.folded.encode() if needle.whole else b""
-    row = 0
-    while row < len(starts):
-        if piece:
-            place = ids.find(piece, starts[row])
-            if place < 0:
-                return
-            row = bisect_left(starts, starts[bisect_right(starts, place) - 1])
-        start = starts[row]
-        following = bisect_right(starts, start)
-        if needle.folded in fold(table.id_at(row)):
-            yield from range(row, following)
-        row = following
+    where, values = ("instr(lower(sample), ?)", [needle.folded]) if needle.folded.isascii() else ("1", [])
+    for number, sample in table.select("n, sample", where, values):
+        if needle.folded in fold(sample):
+            yield number
 
 
 def _send(pipe: IO[bytes], data: bytes) -> None:

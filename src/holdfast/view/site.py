@@ -191,8 +191,8 @@ class Site:
             future = self._columns.pop(run, None)
             if future is None or (future.done() and future.exception() is not None):
                 self._decided[run] = threading.Event()
-                future = self._builders.submit(open_columns, rundir, self.home, partial(self._note_share, run))
-                future.add_done_callback(lambda _: self._prepare_trials(run))
+                future = self._builders.submit(open_columns, rundir, partial(self._note_share, run))
+                future.add_done_callback(lambda _: self._decided[run].set())
             self._columns[run], decided = future, self._decided[run]
             evicted = self._columns.pop(next(iter(self._columns))) if len(self._columns) > _KEPT_RUNS else None
         if evicted is not None:
@@ -202,18 +202,9 @@ class Site:
             wait = 0.0
         return future.result(wait)
 
-    def _prepare_trials(self, run: str) -> None:
-        """Let pages wait no longer, and find out how trials of a run are read fastest, before somebody opens one.
-
-        Not earlier: where cores are few, it would hold up those who build the columns.
-        """
-        self._decided[run].set()
-        with suppress(RuntimeError):  # the server is ending
-            self._threads.submit(lambda: self.run(run).graded_once)
-
     def _note_share(self, run: str, done: float) -> None:
         self.shares_read[run] = done
-        if not done:  # a helper process begins, which takes longer than pages wait
+        if not done:  # it will take longer than pages wait
             self._decided[run].set()
 
     def columns_if_ready(self, run: str) -> Columns | None:
@@ -226,9 +217,8 @@ class Site:
         """Return a trial, found by the columns of its run where there are any; None where there is no such trial."""
         columns = self.columns_if_ready(run)
         row = None if columns is None else columns.find(sample, number)
-        if columns is None or row is None:
-            return self.run(run).trial(sample, number)
-        return self.run(run).trial(sample, number, line=columns.line(row), near=row / columns.rows)
+        near = 0.0 if columns is None or row is None else row / columns.rows
+        return self.run(run).trial(sample, number, near=near)
 
     def page(self, path: str, handler: Handler) -> list[web.RouteDef]:
         """Return the routes of a page: its address, and the same with `.json`."""

@@ -1,34 +1,31 @@
-"""Snapshots: the rows that a query selects from the columns of a run, in an order, with counts.
+"""Snapshots: the rows that a query selects from the trials of a run, in an order, with counts.
 
-A condition is evaluated on a whole column at once. Its result is an integer with a byte of 0 or 1 for each row, so that
-conditions are joined by `&`, `|` and `^`, which take a millisecond for a million rows.
+A query becomes a condition in SQL. What it asks of words and statuses selects outcomes first, of which there are few;
+numbers are compared by the database; hits of a text and values of fields are tables of their own.
 """
 
 from __future__ import annotations
 
 import operator
-import sys
 from array import array
 from collections import Counter
-from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from holdfast.errors import QueryError
+from holdfast.report.trial_table import CODES, NUMBERS, STATUSES, WORDS, score_column
 from holdfast.spec.validation import suggest
-from holdfast.store.trial_table import CODED, CODES, NUMBERS, STATUSES, score_column, status_column
 from holdfast.view.query import Compares, Contains, Every, HasFlag, HasStatus, Not, Some, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.store.trial_table import TrialTable
+    from holdfast.report.trial_table import Outcome, TrialTable
     from holdfast.view.columns import Columns
     from holdfast.view.query import Condition, Query
 
-_NUMBERS: Final = (*NUMBERS, "trial")
-_TEXTS: Final = ("sample", "status", *CODED)
+_TEXTS: Final = ("sample", "status", *WORDS)
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -37,16 +34,12 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">=": operator.ge,
     ">": operator.gt,
 }
-_MIRRORED: Final = {"<": "__gt__", "<=": "__ge__", "=": "__eq__", ">=": "__le__", ">": "__lt__"}
-"""the method of the limit that tells whether a value compares with it"""
 _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "error")
 """of the statuses of a checkpoint's graders the last one counts for the checkpoint"""
+_RANKS: Final = {CODES[status]: rank for rank, status in enumerate(_SEVERITY, 1)}
 _KEPT_BYTES: Final = 16 << 20
 """of snapshots that are kept for further pages"""
 _KEPT_COUNTS: Final = 8
-_BYTE: Final = 256
-_FEW: Final = 16
-"""values that are counted faster one after the other than row by row"""
 
 
 class Snapshot(NamedTuple):
@@ -60,8 +53,10 @@ class Snapshot(NamedTuple):
     """False while the search for a text goes on: ask again for the other rows"""
     generation: int
     """of the columns"""
-    mask: int
-    """a byte of 1 for each selected row"""
+    where: str
+    """the query in SQL"""
+    values: tuple[Any, ...]
+    """the values in it"""
 
 
 class Facet(msgspec.Struct, frozen=True):
@@ -83,16 +78,15 @@ def select(columns: Columns, query: Query, sort: str = "", *, wait: float | None
     while True:
         # What takes long is done while others may read: the search for texts, and reading fields from the dataset.
         generation = columns.generation
-        texts = {text: columns.find_text(text, wait) for text in _texts_to_find(columns, query, sort)}
+        kept = columns.snapshots.get((query.text, sort, generation))
+        if kept is not None and kept.complete:
+            columns.snapshots[query.text, sort, generation] = columns.snapshots.pop((query.text, sort, generation))
+            return kept  # the most recently used is last
+        texts = {text: columns.find_text(text, wait) for text in query.texts}
         _read_fields(columns, query, sort)
         with columns.lock:
             if columns.generation == generation:
                 return _select(columns, query, sort, texts)
-
-
-def _texts_to_find(columns: Columns, query: Query, sort: str) -> list[str]:
-    kept = columns.snapshots.get((query.text, sort, columns.generation))
-    return [] if kept is not None and kept.complete else query.texts
 
 
 def _read_fields(columns: Columns, query: Query, sort: str) -> None:
@@ -105,20 +99,13 @@ def _read_fields(columns: Columns, query: Query, sort: str) -> None:
 
 
 def _select(columns: Columns, query: Query, sort: str, texts: dict[str, tuple[bytes, bool]]) -> Snapshot:
-    key = query.text, sort, columns.generation
-    kept = columns.snapshots.get(key)
-    if kept is not None and kept.complete:
-        columns.snapshots[key] = columns.snapshots.pop(key)  # the most recently used is last
-        return kept
-    evaluation, total = _Evaluation(columns, texts), columns.rows
-    mask = evaluation.mask(query.condition)
-    every = range(total)
-    rows = array("I", every if mask == evaluation.all else compress(every, mask.to_bytes(total, "little")))
-    if sort:
-        rows = _sorted(columns, rows, sort)
-    snapshot = Snapshot(rows, total, all(complete for _, complete in texts.values()), columns.generation, mask)
-    _keep(columns.snapshots, key, snapshot)
-    columns.table.release()
+    table = columns.table
+    translation = _Translation(columns, texts)
+    where, values = translation.condition(query.condition), tuple(translation.values)
+    rows = array("I", _sorted_rows(columns, where, values, sort))
+    complete = all(complete for _, complete in texts.values())
+    snapshot = Snapshot(rows, table.rows, complete, columns.generation, where, values)
+    _keep(columns.snapshots, (query.text, sort, columns.generation), snapshot)
     return snapshot
 
 
@@ -126,67 +113,71 @@ def _keep(snapshots: dict[Any, Snapshot], key: Any, snapshot: Snapshot) -> None:
     for old in [each for each in snapshots if each[2] != snapshot.generation]:
         del snapshots[old]  # no page asks for rows of an earlier generation by query
     snapshots[key] = snapshot
-    while len(snapshots) > 1 and sum(len(each.rows) * 4 + each.total for each in snapshots.values()) > _KEPT_BYTES:
+    while len(snapshots) > 1 and sum(len(each.rows) * 4 for each in snapshots.values()) > _KEPT_BYTES:
         del snapshots[next(iter(snapshots))]
 
 
-class _Evaluation:
-    """Evaluates the conditions of one query."""
+class _Translation:
+    """Translates the conditions of one query to SQL. All values are parameters."""
 
     def __init__(self, columns: Columns, texts: dict[str, tuple[bytes, bool]]) -> None:
         self._columns = columns
-        self._table: TrialTable = columns.table
+        self._table = columns.table
         self._texts = texts
-        self.all = int.from_bytes(b"\1" * len(columns.table), "little")
-        """all rows"""
+        self.values: list[Any] = []
 
-    def mask(self, condition: Condition) -> int:
-        """Return the rows for which a condition holds."""
-        if isinstance(condition, Every):
-            result = self.all
-            for part in condition.conditions:
-                result &= self.mask(part)
-            return result
-        if isinstance(condition, Some):
-            result = 0
-            for part in condition.conditions:
-                result |= self.mask(part)
-            return result
+    def condition(self, condition: Condition) -> str:
+        """Return an SQL expression that is true or false for each row, never null."""
+        if isinstance(condition, Every | Some):
+            word = " AND " if isinstance(condition, Every) else " OR "
+            parts = [self.condition(part) for part in condition.conditions]
+            return f"({word.join(parts)})" if parts else "1"
         if isinstance(condition, Not):
-            return self.all ^ self.mask(condition.condition)
+            return f"(NOT {self.condition(condition.condition)})"
         if isinstance(condition, HasStatus):
-            return _equal(status_codes(self._table, condition.name, condition.position), CODES[condition.status])
+            codes = status_codes(self._table, condition.name, condition.position)
+            return self._outcomes(lambda number, _: codes[number] == CODES[condition.status])
         if isinstance(condition, HasFlag):
-            column = self._table["stopped" if condition.flag == "stopped" else "source"]
-            return _pack(map(bool, column))
+            flag = "stopped" if condition.flag == "stopped" else "source"
+            return self._outcomes(lambda _, outcome: bool(getattr(outcome, flag)))
         if isinstance(condition, Contains):
-            return int.from_bytes(self._texts[condition.text][0], "little")
+            return self._hits(condition.text)
         return self._compare(condition)
 
-    def _compare(self, condition: Compares) -> int:
-        name, sign, value, position = condition
-        if name in _TEXTS and sign in ("=", "!="):
-            mask = self._equal_text(name, value)
-            return mask if sign == "=" else self.all ^ mask
-        column = number_column(self._table, name)
-        if column is not None:
-            if value in STATUSES and name in self._table.graders and sign in ("=", "!="):
-                mask = _equal(status_codes(self._table, name, position), CODES[value])
-                return mask if sign == "=" else self.all ^ mask
-            return _compare_numbers(column, sign, _number(condition))
-        values, codes = self._columns.field(name, position)
-        return _chosen(codes, [_fulfils(each, sign, value) for each in values])
+    def _outcomes(self, holds: Callable[[int, Outcome], bool]) -> str:
+        """Select the rows of outcomes for which something holds."""
+        chosen = [number for number, outcome in enumerate(self._table.outcomes) if holds(number, outcome)]
+        self.values.append(msgspec.json.encode(chosen).decode())
+        return "(outcome IN (SELECT value FROM json_each(?)))"
 
-    def _equal_text(self, name: str, value: str) -> int:
+    def _hits(self, text: str) -> str:
+        flags = self._texts[text][0]
+        self.values.append(flags)
+        return "(substr(?, n + 1, 1) = x'01')"
+
+    def _compare(self, condition: Compares) -> str:
+        name, sign, value, position = condition
         table = self._table
-        if name == "status":
-            return _equal(bytes(table["status"]), CODES.get(value, 0))
-        if name == "sample":
-            flags = bytearray(len(table))
-            for row in table.rows_of(value):
-                flags[row] = 1
-            return int.from_bytes(flags, "little")
-        return _chosen(table[name], [each == value for each in table.values[name]])
+        if name == "sample" and sign in ("=", "!="):
+            self.values.append(value)
+            return f"(sample {'=' if sign == '=' else '<>'} ?)"
+        if name in _TEXTS and sign in ("=", "!="):
+            return self._outcomes(lambda _, outcome: (_word(outcome, name) == value) is (sign == "="))
+        column = number_column(table, name)
+        if column is not None:
+            if value in STATUSES and name in table.graders and sign in ("=", "!="):
+                codes = status_codes(table, name, position)
+                return self._outcomes(lambda number, _: (codes[number] == CODES[value]) is (sign == "="))
+            self.values.append(_number(condition))
+            return f"coalesce({column} {sign} ?, 0)"  # unknown numbers fulfil no condition, also not `!=`
+        values, field = self._columns.field(name, position)
+        chosen = [number for number, each in enumerate(values) if _fulfils(each, sign, value)]
+        self.values.append(msgspec.json.encode(chosen).decode())
+        return f"(n IN (SELECT n FROM {field} WHERE value IN (SELECT value FROM json_each(?))))"
+
+
+def _word(outcome: Outcome, name: str) -> str:
+    return STATUSES[outcome.status - 1] if name == "status" else str(getattr(outcome, name))
 
 
 def _number(condition: Compares) -> float:
@@ -199,34 +190,6 @@ def _number(condition: Compares) -> float:
             place,
             f"Write for example `{condition.name}{condition.operator}0.5`.",
         ) from None
-
-
-def _pack(flags: Iterable[bool]) -> int:
-    return int.from_bytes(bytes(flags), "little")
-
-
-def _equal(codes: bytes, code: int) -> int:
-    return int.from_bytes(codes.translate(bytes(each == code for each in range(256))), "little")
-
-
-def _chosen(codes: Any, chosen: list[bool]) -> int:
-    """Return the rows whose code is that of a chosen value."""
-    if len(chosen) <= _BYTE:
-        return int.from_bytes(_as_bytes(codes).translate(bytes(chosen).ljust(_BYTE)), "little")
-    return _pack(map(chosen.__getitem__, codes))
-
-
-def _as_bytes(codes: Any) -> bytes:
-    """Return a column of numbers below 256 as a byte for each row."""
-    size = codes.itemsize
-    return bytes(codes)[0 if sys.byteorder == "little" else size - 1 :: size]
-
-
-def _compare_numbers(column: Any, sign: str, limit: float) -> int:
-    """Compare the numbers of a column with a limit. Unknown numbers fulfil no condition, also not `!=`."""
-    if sign == "!=":
-        return _pack(value != limit and value == value for value in column)
-    return _pack(map(getattr(limit, _MIRRORED[sign]), column))
 
 
 def _fulfils(text: str, sign: str, value: str) -> bool:
@@ -245,23 +208,20 @@ def _fulfils(text: str, sign: str, value: str) -> bool:
         return False
 
 
-def status_codes(table: TrialTable, name: str, position: int = 0) -> bytes:
-    """Return the codes of the statuses of trials, or of what a grader or a checkpoint said of them."""
+def status_codes(table: TrialTable, name: str, position: int = 0) -> list[int]:
+    """Return for each outcome the code of its status, or of what a grader or a checkpoint said."""
     if not name:
-        return bytes(table["status"])
+        return [outcome.status for outcome in table.outcomes]
     numbers = [number for number, grader in enumerate(table.graders) if grader == name]
     numbers = numbers or [number for number, grader in enumerate(table.graders) if grader.startswith(f"{name}/")]
     if not numbers:
         names = [*table.graders, *checkpoints(table)]
         remedy = f"Its graders are {', '.join(names)}." if names else "It has no graders."
         raise QueryError(f"the run has no grader `{name}`{suggest(name, names)}", position, remedy)
-    columns = [bytes(table[status_column(number)]) for number in numbers]
-    if len(columns) == 1:
-        return columns[0]
-    ranks, codes = bytearray(256), bytearray(256)
-    for rank, status in enumerate(_SEVERITY, 1):
-        ranks[CODES[status]], codes[rank] = rank, CODES[status]
-    return bytes(map(max, *(column.translate(ranks) for column in columns))).translate(codes)
+    if len(numbers) == 1:
+        return [outcome.statuses[numbers[0]] for outcome in table.outcomes]
+    codes = ([outcome.statuses[number] for number in numbers] for outcome in table.outcomes)
+    return [max(each, key=lambda code: _RANKS.get(code, 0)) for each in codes]
 
 
 def checkpoints(table: TrialTable) -> list[str]:
@@ -269,50 +229,45 @@ def checkpoints(table: TrialTable) -> list[str]:
     return list(dict.fromkeys(name.split("/")[0] for name in table.graders if name.startswith("checkpoint@")))
 
 
-def number_column(table: TrialTable, name: str) -> Any:
+def number_column(table: TrialTable, name: str) -> str | None:
     """Return the column of a number, or of a grader's scores; None if there is none of this name."""
-    if name in _NUMBERS:
-        return table[name]
-    number = table.grader_numbers.get(name)
-    return None if number is None else table[score_column(number)]
+    if name in NUMBERS or name == "trial":
+        return name
+    return score_column(table.graders.index(name)) if name in table.graders else None
 
 
-def _sorted(columns: Columns, rows: array[int], sort: str) -> array[int]:
+def _sorted_rows(columns: Columns, where: str, values: Sequence[Any], sort: str) -> Iterable[int]:
     name, table, reverse = sort.removeprefix("-"), columns.table, sort.startswith("-")
-    column = number_column(table, name)
-    key: Callable[[int], Any]
-    if column is not None:
-        known = _pack(value == value for value in column) if name != "trial" else None
-        key = column.__getitem__
-    elif name == "sample":
-        known, key = None, table.id_at
-    elif name == "status":
-        known, key = None, bytes(table["status"]).__getitem__
+    if not sort:
+        return (number for (number,) in table.select("n", f"{where} ORDER BY n", values))
+    if (column := "sample" if name == "sample" else number_column(table, name)) is not None:
+        order = f"{column} IS NULL, {column} {'DESC' if reverse else ''}, n"
+        return (number for (number,) in table.select("n", f"{where} ORDER BY {order}", values))
+    if name in _TEXTS:
+        words = [outcome.status if name == "status" else _word(outcome, name) for outcome in table.outcomes]
+        ranks = _ranks([str(word) for word in words])
+        pairs = table.select("n, outcome", f"{where} ORDER BY n", values)
+        known = [bool(word) for word in words]
     else:
-        values, codes = (table.values[name], table[name]) if name in CODED else columns.field(name)
-        ranks = _ranks(values)
-        known, key = _pack(map(bool, codes)), lambda row: ranks[codes[row]]
-    if known is None:
-        return array("I", sorted(rows, key=key, reverse=reverse))
-    flags = known.to_bytes(len(table), "little")
-    ordered = array("I", sorted((row for row in rows if flags[row]), key=key, reverse=reverse))
-    ordered.extend(row for row in rows if not flags[row])
-    return ordered
+        texts, field = columns.field(name)
+        ranks, known = _ranks(texts), [False, *[True] * (len(texts) - 1)]
+        pairs = table.select(f"n, coalesce((SELECT value FROM {field} AS f WHERE f.n = trials.n), 0)", where, values)
+    rows = list(pairs)
+    ordered = sorted((row for row in rows if known[row[1]]), key=lambda row: ranks[row[1]], reverse=reverse)
+    return [number for number, _ in (*ordered, *(row for row in rows if not known[row[1]]))]
 
 
 def _ranks(values: list[str]) -> list[int]:
-    """Return the place of each value in their order: numbers by size, then texts."""
+    """Return the place of each value in their order: numbers by size, then texts. Equal values have equal places."""
 
-    def order(number: int) -> tuple[bool, float, str]:
+    def order(value: str) -> tuple[bool, float, str]:
         try:
-            return False, float(values[number]), ""
+            return False, float(value), ""
         except ValueError:
-            return True, 0.0, values[number]
+            return True, 0.0, value
 
-    ranks = [0] * len(values)
-    for rank, number in enumerate(sorted(range(len(values)), key=order)):
-        ranks[number] = rank
-    return ranks
+    places = {value: place for place, value in enumerate(sorted(set(values), key=order))}
+    return [places[value] for value in values]
 
 
 def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> dict[str, list[Facet]]:
@@ -323,39 +278,45 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> 
     for name in fields:
         columns.field(name)
     with columns.lock:
-        key = columns.generation, snapshot.mask, tuple(fields)
+        key = columns.generation, snapshot.where + repr(snapshot.values), tuple(fields)
         if key in columns.counts:
             return columns.counts[key]
         table = columns.table
-        result = {"status": _count_statuses(table, snapshot, "")}
+        counted = dict(table.select("outcome, count(*)", f"{snapshot.where} GROUP BY outcome", snapshot.values))
+        result = {"status": _count_statuses(table, counted, "")}
         for name in [*checkpoints(table), *table.graders]:
-            result[name] = _count_statuses(table, snapshot, name)
-        for name in CODED:
-            result[name] = _count_values(name, table.values[name], table[name], snapshot)
+            result[name] = _count_statuses(table, counted, name)
+        for name in WORDS:
+            words: Counter[str] = Counter()
+            for number, count in counted.items():
+                words[_word(table.outcomes[number], name)] += count
+            result[name] = _count_values(name, words)
         for name in fields:
-            values, codes = columns.field(name)
-            result[name] = _count_values(name, values, codes, snapshot)
-        table.release()
+            result[name] = _count_values(name, _count_field(columns, snapshot, name))
         while len(columns.counts) >= _KEPT_COUNTS:
             del columns.counts[next(iter(columns.counts))]
-        counts = columns.counts[key] = {name: counted for name, counted in result.items() if counted}
+        counts = columns.counts[key] = {name: values for name, values in result.items() if values}
         return counts
 
 
-def _count_statuses(table: TrialTable, snapshot: Snapshot, name: str) -> list[Facet]:
-    codes = status_codes(table, name)
-    counted = [(status, (_equal(codes, code) & snapshot.mask).bit_count()) for status, code in CODES.items()]
+def _count_statuses(table: TrialTable, counted: dict[int, int], name: str) -> list[Facet]:
+    codes, counts = status_codes(table, name), Counter[int]()
+    for number, count in counted.items():
+        counts[codes[number]] += count
     prefix = f"{quote(name)}:" if name else ""
-    return [Facet(status, count, prefix + status) for status, count in counted if count]
+    return [Facet(status, counts[code], prefix + status) for status, code in CODES.items() if counts[code]]
 
 
-def _count_values(name: str, values: list[str], codes: Any, snapshot: Snapshot) -> list[Facet]:
-    if not any(values):
-        return []
-    if len(values) <= _FEW:
-        column = _as_bytes(codes)
-        counts = {code: (_equal(column, code) & snapshot.mask).bit_count() for code in range(len(values))}
-    else:
-        counts = Counter(compress(codes, snapshot.mask.to_bytes(snapshot.total, "little")))
-    pairs = sorted(((values[code], count) for code, count in sorted(counts.items())), key=lambda pair: -pair[1])
+def _count_field(columns: Columns, snapshot: Snapshot, name: str) -> Counter[str]:
+    values, field = columns.field(name)
+    rows = columns.table.select(
+        f"(SELECT value FROM {field} AS f WHERE f.n = trials.n) AS value, count(*)",
+        f"{snapshot.where} GROUP BY value",
+        snapshot.values,
+    )
+    return Counter({values[number or 0]: count for number, count in rows})
+
+
+def _count_values(name: str, counts: Counter[str]) -> list[Facet]:
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return [Facet(value, count, f"{quote(name)}={quote(value)}") for value, count in pairs if count and value]

@@ -225,9 +225,9 @@ def _telling_numbers(columns: Columns, trials: int) -> list[str]:
         generation, known = columns.generation, _telling.get(columns)
         if known is not None and known[0] == generation:
             return known[1]
-        table = columns.table
-        names = [name for name in ("turns", "attempt") if any(map((1.0).__lt__, table[name]))]
-        names += [name for name in ("tokens", "cost", "seconds") if any(value == value for value in table[name])]
+        conditions = {name: f"{name} > 1" for name in ("turns", "attempt")}
+        conditions |= {name: f"{name} IS NOT NULL" for name in ("tokens", "cost", "seconds")}
+        names = [name for name, where in conditions.items() if any(columns.table.select("1", f"{where} LIMIT 1"))]
     shown: list[str] = [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
     _telling[columns] = generation, shown
     return shown
@@ -307,8 +307,8 @@ def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str
     def address(number: int) -> str | None:
         if not 0 <= number < len(rows):
             return None
-        other = rows[number]
-        return trial_address(run, columns.table.id_at(other), columns.table["trial"][other], query, sort)
+        ((other, trial),) = columns.table.select("sample, trial", "n = ?", (rows[number],))
+        return trial_address(run, other, trial, query, sort)
 
     asked_for = {name: value for name, value in (("q", query), ("sort", sort)) if value}
     up = f"/run/{run}/trials" + (f"?{urlencode(asked_for)}" if asked_for else "")

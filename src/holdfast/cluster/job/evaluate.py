@@ -34,13 +34,13 @@ from holdfast.cluster.remote import invocation as layout
 from holdfast.cluster.remote.bundle import load_sent
 from holdfast.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.cluster.remote.transport import Here
-from holdfast.display.text import Plain, say
+from holdfast.display.displays import Plain, say
 from holdfast.engine.options import Ended, Options, follow_input
 from holdfast.engine.session import locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
 from holdfast.errors import COMPLETE, Exit, Fault, HoldfastError, RunHeld
-from holdfast.export.after_run import export_after_run
+from holdfast.export.live import export_after_run
 from holdfast.report.outcome import Outcome
 from holdfast.report.table import print_outcome
 from holdfast.spec.schema import one_or_all

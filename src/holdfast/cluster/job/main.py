@@ -53,7 +53,6 @@ from holdfast.store.records import ErrorRecord
 from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from holdfast.store.shared import journal_size
-from holdfast.store.tail import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -560,16 +559,14 @@ class JobProgress:
     def __init__(self, prepared: Prepared) -> None:
         self._total = prepared.total
         self._slots = prepared.slots
-        rundir = RunDir(Path(prepared.run_dir))
-        reader = rundir.read_index()
-        self._index, self._follower = reader.index, Follower(rundir, reader)
+        self._index = RunDir(Path(prepared.run_dir)).load(repair=False)
         self._samples: list[tuple[float, int]] = []
         """times and numbers of outputs, for the rate"""
 
     def read(self) -> dict[str, object]:
         """Return the numbers of state.json."""
         with suppress(OSError):
-            self._follower.refresh()
+            self._index.read()
         _, outputs, done = count_trials(self._index, self._total, self._slots)
         failed = count_failed(self._index)
         now = time.monotonic()
@@ -582,4 +579,4 @@ class JobProgress:
         """Count the trials that failed for another reason than that the job's server ended with the job."""
         failed = (record for record in records if record.where == "target")
         last = {record.key: record.kind for record in sorted(failed, key=lambda record: record.time)}
-        return sum(key not in self._index.outputs and kind not in _CUT_OFF for key, kind in last.items())
+        return sum(self._index.output(key) is None and kind not in _CUT_OFF for key, kind in last.items())

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.errors import ExportFailed, HoldfastError
-from holdfast.export.names import unique_names
+from holdfast.export.tables import unique_names
 from holdfast.formats.nat.config import without_secrets
 from holdfast.formats.nat.dataset import NatColumns
 from holdfast.formats.nat.library import effective_config, has_profiler, is_installed, profile

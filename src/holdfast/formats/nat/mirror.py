@@ -19,8 +19,9 @@ from holdfast.export.live import LiveExporter
 from holdfast.formats.nat.export import NatFolder, RowForm, write_nat
 from holdfast.formats.nat.schema import NatOutput
 from holdfast.graders.build import grader_places
+from holdfast.store.calls import read_steps
 from holdfast.store.durable import make_directory, replacing
-from holdfast.store.index import read_output, read_output_head, read_steps
+from holdfast.store.heads import OutputHead, decode_head, read_output
 from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
     from holdfast.report.run_view import RunView
-    from holdfast.store.refs import OutputRef
+    from holdfast.store.heads import OutputRef
     from holdfast.store.rundir import RunDir
 
 _LOOK_SECONDS: Final = 0.25
@@ -159,7 +160,7 @@ class _Journals:
         """Return the new outputs with their keys. Steps are read after outputs, so an output's steps are complete."""
         outputs = []
         for line, data in self._lines("outputs"):
-            if (head := read_output_head(data)) is not None:
+            if (head := decode_head(OutputHead, data)) is not None:
                 outputs.append((head.ref(line), head.key))
         for line, data in self._lines("steps"):
             try:

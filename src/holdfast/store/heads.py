@@ -1,0 +1,257 @@
+"""Heads of journal lines: the fields that an index takes of each record, and what look-ups in an index return.
+
+A head is decoded in a fraction of the time of the whole record.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.errors import Fault
+from holdfast.store.answers import AnswerClass, answer_kind
+from holdfast.store.lines import LineRef, is_sound
+from holdfast.store.records import GradeStatus, Mark, Output, Timing, Together, Usage
+from holdfast.store.run_files import UNREADABLE
+from holdfast.store.shared import lender_of, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+T = TypeVar("T")
+
+VerdictKey = tuple[str, int | None, str]
+"""What a verdict on an output is found by: `Grade.by`, `Grade.turn` and `Grade.judged`."""
+
+
+class Moment(NamedTuple):
+    """The state of a conversation after a turn or at its end, to the extent that verdicts depend on it."""
+
+    digest: str
+    tokens: int | None
+    seconds: float
+
+
+class OutputRef(NamedTuple):
+    """A finished trial: the place of its line, and the values that grading needs."""
+
+    line: LineRef
+    digest: str
+    usage: Usage
+    seconds: float
+    marks: tuple[Moment, ...] = ()
+    """the ends of the turns, if recorded"""
+    stopped_by: str | None = None
+    started: float = 0.0
+    row: str | None = None
+    """16 digits of the digest of the row, if the target sees only a part of it"""
+    kind: str = "whole"
+    """kind of the answer, one of `answers.KINDS`"""
+    sample: str = ""
+    trial: int = 1
+    turns: int = 1
+    attempt: int = 1
+    stop: str = ""
+    first_token: float | None = None
+    source: str | None = None
+    """the run that it was copied from or is shared with"""
+
+    @property
+    def stopped(self) -> int:
+        """The turn of the checkpoint that ended the conversation; 0 if none did."""
+        return 0 if self.stopped_by is None else len(self.marks) or 1
+
+    def at(self, turn: int | None) -> Moment | None:
+        """Return the state after a turn, or at the end; None if the conversation ended earlier."""
+        if turn is None or (turn == 1 and not self.marks):
+            return Moment(self.digest, self.usage.tokens, self.seconds)
+        return self.marks[turn - 1] if turn <= len(self.marks) else None
+
+
+class VerdictRef(NamedTuple):
+    """The verdict of a grade."""
+
+    status: GradeStatus
+    score: float | None
+    usage: Usage | None
+    time: float = 0.0
+    counts: tuple[int, ...] | None = None
+    """numbers to be summed over the run, of graders with run-wide metrics"""
+    together: Together | None = None
+    """of a grader that has looked at all outputs of the run together"""
+    line: LineRef | None = None
+    """the place of its line"""
+
+
+class OutputHead(msgspec.Struct):
+    """The fields of an output that the index uses."""
+
+    key: str
+    sample: str
+    trial: int
+    attempt: int
+    turns: int
+    stop: str
+    answer: AnswerClass
+    usage: Usage
+    timing: Timing
+    digest: str
+    marks: list[Mark] = []
+    stopped_by: str | None = None
+    source: str | None = None
+    row: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the answer, as the index holds it."""
+        return answer_kind(self.answer, self.stop)
+
+    def ref(self, line: LineRef) -> OutputRef:
+        """Return the index's reference to an output on the given line."""
+        timing = self.timing
+        return OutputRef(
+            line,
+            self.digest,
+            self.usage,
+            timing.seconds,
+            moments(self.marks),
+            self.stopped_by,
+            timing.started,
+            self.row,
+            self.kind,
+            self.sample,
+            self.trial,
+            self.turns,
+            self.attempt,
+            self.stop,
+            timing.first_token,
+            self.source,
+        )
+
+
+NOWHERE: Final = LineRef(Path(), 0, 0)
+"""The place of an output that is about to be recorded."""
+
+
+def ref_of(output: Output) -> OutputRef:
+    """Return a reference to an output that no index has yet."""
+    return OutputRef(
+        NOWHERE,
+        output.digest,
+        output.usage,
+        output.timing.seconds,
+        () if isinstance(output.marks, msgspec.UnsetType) else moments(output.marks),
+        None if isinstance(output.stopped_by, msgspec.UnsetType) else output.stopped_by,
+        output.timing.started,
+        None if isinstance(output.row, msgspec.UnsetType) else output.row,
+        answer_kind(output.answer, output.stop),
+    )
+
+
+def moments(marks: Iterable[Mark]) -> tuple[Moment, ...]:
+    """Return the moments at which the turns of a conversation ended."""
+    return tuple([Moment(mark.digest, mark.usage.tokens, mark.seconds) for mark in marks])
+
+
+class GradeHead(msgspec.Struct):
+    """The fields of a grade that the index uses."""
+
+    key: str
+    by: str
+    judged: str
+    grader: str
+    turn: int | None
+    status: GradeStatus
+    score: float | None
+    seconds: float
+    usage: Usage | None = None
+    time: float = 0.0
+    source: str | None = None
+    counts: tuple[int, ...] | None = None
+    together: Together | None = None
+
+    @property
+    def verdict_key(self) -> VerdictKey:
+        """What the verdict is found by, among the verdicts on its output."""
+        return self.by, self.turn, self.judged
+
+
+class StepHead(msgspec.Struct):
+    """The fields of a recorded call that the index uses."""
+
+    key: str
+    kind: str
+    usage: Usage
+    time: float
+    seconds: float
+    source: str | None = None
+
+
+class ErrorHead(msgspec.Struct):
+    """The fields of a failed attempt that the index, summaries and followers of a run use."""
+
+    key: str
+    where: str
+    time: float
+    seconds: float
+    usage: Usage | None = None
+    sample: str = ""
+    trial: int = 1
+    kind: str = ""
+    message: str = ""
+    final: bool = False
+    row: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {}
+
+
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a kind of record, made when it is first needed: a new run has no records yet."""
+    known = _decoders.get(kind)
+    if known is None:
+        known = _decoders[kind] = msgspec.json.Decoder(kind)
+    return known
+
+
+def decode_head(kind: type[T], line: bytes) -> T | None:
+    """Decode the head of a line; None if the line is no such record."""
+    try:
+        return decoder(kind).decode(line)
+    except UNREADABLE:
+        return None
+
+
+def read_output(ref: OutputRef) -> Output:
+    """Read the whole record of a reference."""
+    output, lender = decode_line(Output, ref.line), lender_of(ref.line.path)
+    return output if lender is None or output.source else msgspec.structs.replace(output, source=lender)
+
+
+def decode_line(kind: type[T], line: LineRef, data: bytes | None = None) -> T:
+    """Read a line as a record; raise Fault if it is damaged, or no such record. `data` is a line that is sound."""
+    data = check_line(line, line.read()) if data is None else data
+    try:
+        return decoder(kind).decode(data)
+    except UNREADABLE as error:
+        raise _damaged(line, f"not a record of Holdfast ({error})") from error
+
+
+def check_line(line: LineRef, data: bytes) -> bytes:
+    """Return the bytes of a line if they are sound; raise Fault if not.
+
+    A published index was made of lines that were sound then, which may be long ago.
+    """
+    if is_sound(data):
+        return data
+    raise _damaged(line, "a damaged line")
+
+
+def _damaged(line: LineRef, reason: str) -> Fault:
+    return Fault(
+        "disk",
+        f"{line.path}: {reason} at byte {line.offset}",
+        remedy=f"Set it aside with `holdfast repair {run_of(line.path)}`; the same command then does its work again.",
+    )
