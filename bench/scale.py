@@ -87,9 +87,9 @@ class Large:
             path.unlink(missing_ok=True)
 
     def forget_caches(self) -> None:
-        """Remove the cached index and stored surveys."""
-        for folder in (self.run.path / ".index", self.home / "surveys"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove the cached index and survey."""
+        shutil.rmtree(self.run.path / ".index", ignore_errors=True)
+        (self.home / "home.db").unlink(missing_ok=True)
 
     def cache(self) -> None:
         """Let a command cache the index, unless that was done."""
@@ -216,8 +216,7 @@ def measure_sizes(bench: Bench) -> Iterator[Figure]:
     cached = sum(path.stat().st_size for path in (large.run.path / ".index").iterdir())
     note = f"{cached / large.rows:.0f} bytes for each trial"
     yield Figure("cached index to journals", cached / large.journal_bytes, "", note=note)
-    survey = max(path.stat().st_size for path in large.home.glob("surveys/*"))
-    yield Figure("stored survey", survey / 1e6, "MB")
+    yield Figure("cached survey", (large.home / "home.db").stat().st_size / 1e6, "MB")
 
 
 def measure_added(bench: Bench) -> Iterator[Figure]:

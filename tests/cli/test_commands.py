@@ -118,10 +118,9 @@ class TestManyRuns:
 
     def test_a_damaged_cache_is_made_again(self, tmp_path: Path, many_runs: Path) -> None:
         listed = [holdfast("ls", "--json", cwd=tmp_path).stdout]
-        caches = [*(HOME / "catalog").glob("*.summaries")]
-        assert caches
-        for cache in caches:
-            cache.write_bytes(cache.read_bytes().replace(b"finished", b"mutilated"))
+        cache = HOME / "home.db"
+        assert b"finished" in cache.read_bytes()
+        cache.write_bytes(cache.read_bytes().replace(b"finished", b"mutilate"))
         listed += [holdfast("ls", "--json", cwd=tmp_path).stdout for _ in range(2)]
         assert len(set(listed)) == 1
 

@@ -207,7 +207,7 @@ class TestFiles:
         ],
     )
     def test_targets_that_take_only_texts_refuse_files(self, folder: Path, target: dict[str, Any]) -> None:
-        assert "takes texts alone" in refuse(folder, target=target)
+        assert "takes only texts" in refuse(folder, target=target)
 
     def test_reach_a_python_target(self, folder: Path) -> None:
         def look(messages: list[dict[str, Any]], prompt: str, context: holdfast.Context) -> str:

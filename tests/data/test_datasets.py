@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from holdfast.data import readers
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, find_line_starts, read_hub, read_rows
+from holdfast.data.survey import make_survey
 from holdfast.errors import DataError, Fault
 from holdfast.plan.plan import pending_trials
 from holdfast.store.index import RunIndex
@@ -45,7 +46,7 @@ def ids(folder: Path, path: str | list[str] = "d.jsonl", **keys: Any) -> Any:
 def refusal(folder: Path, path: str | list[str] = "d.jsonl", **keys: Any) -> Any:
     """The message about a dataset that is wrong."""
     with pytest.raises(DataError) as caught:
-        dataset(folder, path, **keys).survey()
+        make_survey(dataset(folder, path, **keys))
     return str(caught.value)
 
 
@@ -302,7 +303,7 @@ class TestIds:
 
     def test_a_duplicate_that_is_not_selected_is_no_matter(self, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", [{"id": "x"}, {"id": "y"}, {"id": "x", "q": 1}])
-        assert dataset(tmp_path, limit=2).survey().count == 2
+        assert make_survey(dataset(tmp_path, limit=2)).count == 2
 
 
 @cache
@@ -437,12 +438,13 @@ class TestStreaming:
             "import sys, resource\n"
             "from pathlib import Path\n"
             "from holdfast.data.dataset import Dataset\n"
+            "from holdfast.data.survey import make_survey\n"
             "from holdfast.spec.load import load_eval\n"
             "spec = load_eval(Path(sys.argv[1]))\n"
             "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
             "next(iter(Dataset(spec)))\n"
             "before = peak()\n"
-            "survey = Dataset(spec).survey()\n"
+            "survey = make_survey(Dataset(spec))\n"
             "count = sum(1 for _ in Dataset(spec))\n"
             "print(survey.count, count, (peak() - before) * (1 if sys.platform == 'darwin' else 1024))\n"
         )
@@ -544,7 +546,7 @@ class TestFindingOneSample:
         ],
         ids=str,
     )
-    def test_it_is_the_sample_that_reading_all_of_them_gives(
+    def test_a_sample_found_by_id_equals_the_sample_among_all(
         self, tmp_path: Path, keys: dict[str, Any], near: float
     ) -> None:
         (tmp_path / "d.jsonl").write_bytes(as_jsonl(ROWS))

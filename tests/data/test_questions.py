@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.data import survey
+from holdfast.data.checks import Questions
 from holdfast.data.dataset import Dataset
-from holdfast.plan import identity as plan_identity
+from holdfast.data.survey import make_survey
 from holdfast.plan.identity import identify
 from tests.support.running import Server, module_server
 from tests.support.specs import command, load, who, write_rows, write_spec
@@ -110,7 +112,7 @@ def test_a_fixed_prompt_is_refused_only_where_the_target_gets_nothing_else_of_th
 
 
 def test_a_stored_survey_does_not_forget_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_identity, "_LARGE", 0)
+    monkeypatch.setattr(survey, "LARGE", 0)
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "agent.py").write_text(AGENT)
     write_rows(tmp_path / "rows.jsonl", ROWS)
@@ -126,12 +128,10 @@ def test_a_stored_survey_does_not_forget_it(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_rows_are_compared_up_to_the_first_difference_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.data.questions import Questions
-
     looked: list[Any] = []
     look = Questions.look
     monkeypatch.setattr(Questions, "look", lambda self, fields: (looked.append(fields), look(self, fields)))
-    Dataset(load(tmp_path, samples=ROWS, prompt="{{ question }}"), must_differ=True).survey()
+    make_survey(Dataset(load(tmp_path, samples=ROWS, prompt="{{ question }}"), must_differ=True))
     assert len(looked) == 2
 
 

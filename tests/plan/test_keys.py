@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.canonical import canonical, digest
 from holdfast.data.dataset import Dataset
+from holdfast.data.survey import make_survey
 from holdfast.plan.keys import generation_key, run_id
 from holdfast.spec.document import Document
 from holdfast.spec.load import build_eval
@@ -487,7 +488,7 @@ class TestPathsAreInNoKey:
 
 def test_a_sample_is_digested_alike_by_survey_and_stream(tmp_path: Path) -> None:
     spec = load(tmp_path)
-    survey = Dataset(spec).survey()
+    survey = make_survey(Dataset(spec))
     assert [survey.row_at(number).hex() for number in range(2)] == [
         s.digest.removeprefix("sha256:") for s in Dataset(spec)
     ]

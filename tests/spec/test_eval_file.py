@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.dataset import Dataset
+from holdfast.data.survey import make_survey
 from holdfast.errors import ConfigError, DataError, UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.load import load_eval
@@ -457,7 +458,7 @@ class TestTemplatesAndRows:
             "name: e\nsamples:\n  - {id: a, question: q}\n  - {id: b}\ntarget: {model: m}\nprompt: '{{ question }}'\n"
         )
         with pytest.raises(ConfigError, match=r"eval\.yaml:4: samples\[1\]"):
-            Dataset(load_eval(path)).survey()
+            make_survey(Dataset(load_eval(path)))
 
     def test_a_default_makes_a_field_optional(self, tmp_path: Path) -> None:
         identity = who(tmp_path, samples=[{"id": "a"}], prompt="{{ hint | default('none') }}", graders=None)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
@@ -15,19 +13,12 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 from msgspec import DecodeError
 from msgspec.json import decode, encode
-from xxhash import xxh3_64_intdigest
 
 from holdfast.canonical import digest, digest_bytes, encode_sorted
-from holdfast.data.grouping import Groupings
 from holdfast.data.messages import RowMessages
-from holdfast.data.numbers import code_for, fit_code
-from holdfast.data.panels import Conditions, Panel, Panels
-from holdfast.data.questions import Questions
 from holdfast.data.readers import Layout, Row, find_files, hub_commit, read_hub, read_rows
-from holdfast.data.row_checks import TemplateChecks
 from holdfast.errors import ConfigError, DataError, Fault, Problem
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.eval_schema import Selection
@@ -35,26 +26,18 @@ from holdfast.spec.template import RENDER_ERRORS, TemplateError, expression
 from holdfast.store.lines import find_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from holdfast.data.grouping import Grouping
     from holdfast.data.messages import Attachment
     from holdfast.data.readers import LineStart
-    from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
 
 _TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv)\b", re.IGNORECASE)
 
-MOST_SHAPES: Final = 100_000
-"""shapes that a survey distinguishes; datasets with more have other names of fields in each row"""
 _MOST_KEPT: Final = 4 << 20
 """bytes of rows that the survey keeps in memory, so that they are read once"""
 _JSON_LINES: Final = (".jsonl", ".ndjson")
-LONGEST_IDS: Final = (1 << 32) - 1
-"""bytes of all ids together, up to which four bytes tell where an id ends"""
-_PARTS: Final = 64
-"""parts in which ids are compared"""
 _MARGIN: Final = 1 << 20
 """bytes before the likely place of a row where the search for it begins"""
 
@@ -69,7 +52,7 @@ class Sample(NamedTuple):
     where: str
     """file and line, for messages"""
     asked: str = ""
-    """digest of the part of the row that the target sees, with the id; of a row without an id, that of the whole row"""
+    """digest of the id and the part of the row that the target sees; of the whole row if it has no id"""
     files: Mapping[str, Attachment] = MappingProxyType({})
     """files in the messages of the row, by their source"""
 
@@ -84,172 +67,15 @@ class Sample(NamedTuple):
         return self.id == self.digest[7:19]
 
 
-Shape = tuple[tuple[str, ...], Panel]
-"""the names of a row's fields, and the graders that apply to it"""
-RowCheck = Callable[[Sample, Panel], Iterable[tuple["Location", str]]]
-"""tells what is wrong with a row, and which key of the eval file says so"""
-
-
-class Ids:
-    """The ids of samples, one after the other in one piece of memory."""
-
-    def __init__(self, text: bytes = b"", ends: array[int] | None = None) -> None:
-        """`text` and `ends` are those of `packed`."""
-        self._text = bytearray(text)
-        self._ends = array("I") if ends is None else ends
-        """of four bytes each, or of eight if the text is longer than they can tell"""
-
-    def packed(self) -> tuple[bytearray, array[int]]:
-        """Return the ids as one text, and where each ends."""
-        return self._text, self._ends
-
-    def add(self, name: str) -> None:
-        """Append an id."""
-        self._text += name.encode("utf-8", "surrogatepass")
-        if len(self._text) > LONGEST_IDS and self._ends.typecode == "I":
-            self._ends = array("Q", self._ends)
-        self._ends.append(len(self._text))
-
-    def extend(self, others: Ids, start: int, count: int) -> None:
-        """Append some of other ids."""
-        begin = others._begin(start)
-        shift = len(self._text) - begin
-        self._text += others._text[begin : others._begin(start + count)]
-        if len(self._text) > LONGEST_IDS and self._ends.typecode == "I":
-            self._ends = array("Q", self._ends)
-        self._ends.extend(end + shift for end in others._ends[start : start + count])
-
-    def encoded(self, start: int = 0, count: int | None = None) -> Iterator[bytearray]:
-        """Yield ids as they are stored."""
-        begin, text = self._begin(start), self._text
-        for end in self._ends[start : None if count is None else start + count]:
-            yield text[begin:end]
-            begin = end
-
-    def _begin(self, position: int) -> int:
-        return self._ends[position - 1] if position else 0
-
-    def __getitem__(self, position: int) -> str:
-        return self._text[self._begin(position) : self._ends[position]].decode("utf-8", "surrogatepass")
-
-
-class Survey(msgspec.Struct, frozen=True):
-    """Result of reading the whole dataset once."""
-
-    count: int
-    digest: str
-    """digest of the selected samples in their order"""
-    digests: bytes
-    """16 bytes per sample: `Sample.digest`"""
-    panels: Panels
-    """the graders that apply to each sample"""
-    unsendable: ConfigError | None = None
-    """set if a new run is impossible: a list or an object would be sent as a text, a row has no continuations, or all
-    rows ask the same"""
-    asked: bytes = b""
-    """16 bytes per sample: `Sample.asked`; empty if the target sees whole rows"""
-    shapes: dict[Shape, str] = {}
-    """the place of the first row of each shape"""
-    shape_rows: array[int] = msgspec.field(default_factory=lambda: array("I"))
-    """the number of each sample's shape, as far as `shapes` holds them"""
-    groupings: Mapping[str, Grouping] = {}
-    """values of the fields by which results are broken down, by field"""
-    ids: Ids = msgspec.field(default_factory=lambda: Ids())
-    """ids of the samples"""
-
-    @property
-    def asked_digests(self) -> bytes:
-        """`Sample.asked` of all samples, 16 bytes each."""
-        return self.asked or self.digests
-
-    def row_at(self, position: int) -> bytes:
-        """Return `Sample.digest` of the sample at a position, as bytes."""
-        return self.digests[position * 16 : position * 16 + 16]
-
-    def row_text(self, position: int) -> str:
-        """Return `Sample.row` of the sample at a position."""
-        return self.digests[position * 16 : position * 16 + 8].hex()
-
-    def asked_at(self, position: int) -> bytes:
-        """Return `Sample.asked` of the sample at a position, as bytes."""
-        return self.asked_digests[position * 16 : position * 16 + 16]
-
-
-class SurveyBuilder:
-    """Makes a survey, sample by sample."""
-
-    def __init__(
-        self, spec: Eval, check: RowCheck | None, fields: Collection[str] = (), *, must_differ: bool = False
-    ) -> None:
-        """Take `check` as `Dataset.survey` does; `fields` belong to rows that are not added here."""
-        self.count = 0
-        self._questions = Questions(spec) if must_differ else None
-        self._digests, self._asked, self._ids = bytearray(), bytearray(), Ids()
-        self._sees_part = fields_of_target(spec) is not None
-        self._id_digests = [array("Q") for _ in range(_PARTS)]
-        self._checks, self._conditions = TemplateChecks(spec, check, fields), Conditions(spec)
-        self._panels, self._groupings = Panels(self._conditions.everyone), Groupings(spec, fields)
-        self._shapes: dict[Shape, str] = {}
-        self._shape_numbers: dict[Shape, int] = {}
-        self._shape_rows = array(code_for(1))
-
-    def add(self, sample: Sample) -> None:
-        """Check the next sample and add it."""
-        self._digests += bytes.fromhex(sample.digest[7:])
-        if self._sees_part:
-            self._asked += bytes.fromhex(sample.asked[7:])
-        self._ids.add(sample.id)
-        id_digest = xxh3_64_intdigest(sample.id.encode("utf-8", "surrogatepass"))
-        self._id_digests[id_digest % _PARTS].append(id_digest)
-        panel = self._conditions.panel_for(sample.fields)
-        self._panels.add(panel)
-        shape = tuple(sample.fields), panel
-        self._checks.look(sample, shape)
-        self._groupings.add(sample.fields, sample.where)
-        if self._questions is not None:
-            self._questions.look(sample.fields)
-            if self._questions.differ:
-                self._questions = None
-        number = self._shape_numbers.get(shape, len(self._shapes))
-        if number == len(self._shapes) < MOST_SHAPES:
-            self._shape_numbers[shape], self._shapes[shape] = number, sample.where
-            self._shape_rows = fit_code(self._shape_rows, len(self._shapes))
-        self._shape_rows.append(number)
-        self.count += 1
-
-    def conclude(self) -> Survey:
-        """Return the survey; raise ConfigError for rows that cannot be evaluated."""
-        self._checks.conclude()
-        self._groupings.conclude(self._checks.fields)
-        same = None if self._questions is None else self._questions.problem(self.count, self._checks.fields)
-        return Survey(
-            count=self.count,
-            digest=digest_bytes(bytes(self._digests)),
-            digests=bytes(self._digests),
-            panels=self._panels,
-            unsendable=self._checks.unsendable() or same,
-            asked=bytes(self._asked),
-            shapes=self._shapes,
-            shape_rows=self._shape_rows,
-            groupings=self._groupings.by_field,
-            ids=self._ids,
-        )
-
-    @property
-    def may_repeat_ids(self) -> bool:
-        """True if an id seems to occur twice: digests of two ids are equal."""
-        return any(len(set(part)) < len(part) for part in self._id_digests)  # one set would take 100 bytes for each
-
-
 class Dataset:
     """The samples of an eval."""
 
     def __init__(self, spec: Eval, *, must_differ: bool = False) -> None:
         """With `must_differ`, rows that all ask the same are refused by the survey: the target sees nothing else."""
-        self._eval = spec
+        self.spec = spec
         self.must_differ = must_differ
         self._kept: list[Sample] | None = None
-        """the samples that the last survey has read, where they are few and were not taken yet"""
+        """the samples of the last survey, if they are few and nobody has taken them yet"""
         self._kept_stamp: tuple[tuple[int, int], ...] = ()
         self._read_bytes = 0
         """length of the rows that were read in this pass"""
@@ -315,7 +141,7 @@ class Dataset:
         return islice(rows, self._block.offset, stop)
 
     def rows_from(self, start: LineStart) -> Iterator[tuple[str, Row]]:
-        """Stream the rows from a place on, where `has_row_per_line`."""
+        """Stream the rows from a line on, if `has_row_per_line`."""
         path, *others = self.files[start.file :]
         yield from read_rows(path, self._layout, start)
         for path in others:
@@ -361,29 +187,20 @@ class Dataset:
             return ((-1, -1),)
         return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
-    def survey(self, check: RowCheck | None = None) -> Survey:
-        """Read everything once: count it, digest it, and refuse what cannot be evaluated.
-
-        `check` yields what is wrong with a row, and where in the eval file.
-        """
+    def read_and_keep(self) -> Iterator[Sample]:
+        """Yield the samples from the files. If they are few, they are kept for the next one who iterates."""
         kept: list[Sample] | None = []
         stamp = self.stamp()
-        survey = SurveyBuilder(self._eval, check, must_differ=self.must_differ)
         for sample in self._read():
             if kept is not None:
                 kept.append(sample)
                 if self._read_bytes > _MOST_KEPT:
                     kept = None
-            survey.add(sample)
-        if survey.count == 0:
-            raise DataError(", ".join(self.source), self._why_empty())
-        result = survey.conclude()
-        if survey.may_repeat_ids:
-            self._name_duplicate()
+            yield sample
         self._kept, self._kept_stamp = kept, stamp
-        return result
 
-    def _why_empty(self) -> str:
+    def why_empty(self) -> str:
+        """Explain why there are no samples."""
         rows = sum(1 for _ in self._rows())
         if rows == 0 or self._block is None:
             return "no samples: the dataset is empty"
@@ -391,24 +208,11 @@ class Dataset:
         shown = ", ".join(f"{name}: {value}" for name, value in filters.items() if value)
         return f"no samples: of {rows:,} {'row' if rows == 1 else 'rows'}, none matches `{shown}`"
 
-    def _name_duplicate(self) -> None:
-        places: dict[str, str] = {}
-        for sample in self:
-            if sample.id in places:
-                duplicate_row = f"duplicate of {places[sample.id]}, and neither row has an id"
-                duplicate_id = f"sample id {sample.id!r} is already used at {places[sample.id]}"
-                raise DataError(
-                    sample.where,
-                    duplicate_row if sample.digest[7:19] == sample.id else duplicate_id,
-                    remedy="Ids name samples: make them unique, or set dataset.id to a field that is.",
-                )
-            places[sample.id] = sample.where
-
     def find(self, name: str, near: float = 0.0) -> Sample | None:
-        """Return the sample of an id; None where there is none.
+        """Return the sample of an id; None if there is no such sample.
 
         Where all rows of JSON lines are selected, the id is looked for in the files' bytes: a row at the end of a large
-        file is there at once. `near` is the share of the rows before it, as far as that is known.
+        file is there at once. `near` is the share of the rows before it, if known.
         """
         if self._block is not None and self._selects_all and self._hub_path() is None:
             for pair in self._rows_naming(name, near if self._block.shuffle is None else 0.0):
@@ -459,12 +263,12 @@ class Dataset:
         return path.removeprefix("hf://") if path.startswith("hf://") else None
 
     def _files(self, paths: list[str]) -> list[Path]:
-        return find_files(paths, self._eval.folder, self._eval.document.where(("dataset", "path")))
+        return find_files(paths, self.spec.folder, self.spec.document.where(("dataset", "path")))
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
         if self._block is None:
-            document = self._eval.document
-            for number, row in enumerate(self._eval.samples or []):
+            document = self.spec.document
+            for number, row in enumerate(self.spec.samples or []):
                 yield document.where(("samples", number)), row
         elif (name := self._hub_path()) is not None:
             yield from read_hub(name, self._block.split, self._block.subset, self.revision or "main")
@@ -537,13 +341,13 @@ class Dataset:
     @cached_property
     def _fields(self) -> list[str] | None:
         """The fields that the target sees; None for whole rows."""
-        fields = fields_of_target(self._eval)
+        fields = fields_of_target(self.spec)
         return None if fields is None else sorted(fields)
 
     @cached_property
     def _messages(self) -> RowMessages | None:
-        """The messages of the eval, where rows may have files in them."""
-        messages = RowMessages(self._eval)
+        """The messages of the eval; None if rows cannot have files in them."""
+        messages = RowMessages(self.spec)
         return messages if messages.may_have_files else None
 
 

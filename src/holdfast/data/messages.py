@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +45,21 @@ _TYPES: Final = {
     "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
 }
 """media types by suffix, the same on every machine, as providers name them"""
+_MARKS: Final = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF8", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+    (b"WAVE", 8, "audio/wav"),
+    (b"fLaC", 0, "audio/flac"),
+    (b"OggS", 0, "audio/ogg"),
+    (b"ID3", 0, "audio/mp3"),
+    (b"\xff\xfb", 0, "audio/mp3"),
+    (b"%PDF-", 0, "application/pdf"),
+)
+"""bytes, their offset, and the type of files that have them"""
+PICTURES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""images that every browser shows, and that can do nothing else"""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,")
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _KEYS: Final = frozenset(("role", "content", "name", "tool_calls", "tool_call_id"))
@@ -84,13 +99,13 @@ class RowMessages:
 
     @property
     def may_have_files(self) -> bool:
-        """False where no row can name a file."""
+        """False if no row can name a file."""
         return self._formula is not None or bool(self._named)
 
     def render(self, fields: Mapping[str, Any], where: str) -> list[Message]:
         """Return the messages of a row. The part of a file has a `source`: its path or `data:` URL.
 
-        Raises RENDER_ERRORS where an expression or a template does not fit the row, and DataError for what is no
+        Raises RENDER_ERRORS if an expression or a template does not fit the row, and DataError for what is no
         message.
         """
         if self._formula is None:
@@ -119,7 +134,7 @@ class RowMessages:
         if files and not self._target.takes_files:
             raise DataError(
                 where,
-                f"its messages hold a file, and a target of the kind {self._target.kind!r} takes texts alone",
+                f"its messages hold a file, and a target of the kind {self._target.kind!r} takes only texts",
                 remedy="Files go to a `model` with a chat API, and to a `python` target.",
             )
         return files
@@ -143,7 +158,7 @@ class RowMessages:
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source):
             raise DataError(
                 where,
-                f"{kind} {source!r:.200} is on another machine, where it can change at any time",
+                f"{kind} {source!r:.200} is on another machine and can change at any time",
                 remedy="Download the file, and name it by its path.",
             )
         path = self._find(kind, source, where)
@@ -152,7 +167,7 @@ class RowMessages:
             digest = _digest_file(path, (stat.st_size, stat.st_mtime_ns))
         except (OSError, ValueError) as error:
             reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            remedy = f"Paths are relative to the eval file's folder, {self._folder}, or to that of the dataset's file."
+            remedy = f"Paths are relative to the eval file's folder, {self._folder}, or to the dataset's folder."
             raise DataError(where, f"{kind} {source!r:.200}: {reason}", remedy=remedy) from error
         return Attachment(digest, _media_type(kind, path.name, where), path.name, path)
 
@@ -215,7 +230,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """Return a part of a row's message, in our form or in that of chat completions."""
+    """Return a part of a row's message, in our form or in the form of chat completions."""
     match part:
         case str():
             return _named_part("text", part)
@@ -271,3 +286,15 @@ def _check_kind(kind: str, media_type: str, name: str, where: str) -> None:
 def _digest_file(path: Path, _stamp: tuple[int, int]) -> str:
     """Return the digest of a file, which is read once while its size and time stay equal."""
     return digest_bytes(path.read_bytes())
+
+
+def media_type_of(data: bytes) -> str:
+    """Return the media type of a file by its content, whatever it is called."""
+    return next(
+        (kind for mark, start, kind in _MARKS if data[start : start + len(mark)] == mark), "application/octet-stream"
+    )
+
+
+def data_url(data: bytes) -> str:
+    """Return a file as a `data:` URL."""
+    return f"data:{media_type_of(data)};base64,{b64encode(data).decode()}"

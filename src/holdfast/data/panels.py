@@ -6,15 +6,15 @@ A grader that does not apply to a row costs that row nothing: no line, no pendin
 from __future__ import annotations
 
 import sys
-from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.canonical import digest, digest_bytes
-from holdfast.data.numbers import code_for, fit_code
+from holdfast.data.columns import RowValues
 from holdfast.spec.template import RENDER_ERRORS, expression
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Mapping, Sequence
 
     from holdfast.spec.eval import Eval
@@ -43,6 +43,8 @@ class Conditions:
 
     def __init__(self, spec: Eval) -> None:
         wheres = self._wheres = [grader.where for _, grader in spec.placed_graders()]
+        self.wheres = sorted({where for where in wheres if where is not None})
+        """the different conditions"""
         self.everyone = Panel(tuple(range(len(wheres))))
         self._always = tuple(number for number, where in enumerate(wheres) if where is None)
         self._panels: dict[Panel, Panel] = {}
@@ -66,20 +68,25 @@ class Conditions:
         """Return the panel of a row."""
         return self.everyone if len(self._always) == len(self.everyone.graders) else self._select(fields)
 
-    def panel_like(self, earlier: Panel, wheres: Sequence[str | None]) -> Panel | None:
-        """Return the panel of rows with an earlier panel; None if it depends on the row.
+    def holding_in(self, panel: Panel) -> Panel:
+        """Return the conditions that hold, or fail, for rows with a panel, by their numbers in `wheres`."""
+        holding, failing = (
+            [self.wheres.index(where) for where in {self._wheres[number] for number in numbers} if where is not None]
+            for numbers in (panel.graders, panel.unsure)
+        )
+        return Panel(tuple(sorted(holding)), frozenset(failing))
 
-        `wheres` are those of the earlier panel's graders.
-        """
+    def panel_like(self, holding: Panel, wheres: Sequence[str]) -> Panel | None:
+        """Return the panel of rows for which some of `wheres` hold, or fail; None if it depends on the row."""
         applicable, unsure = [], set()
-        alike = {where: other for other, where in enumerate(wheres)}
         for number, where in enumerate(self._wheres):
             if where is not None:
-                if where not in alike:
+                if where not in wheres:
                     return None
-                if alike[where] not in earlier.graders:
+                condition = wheres.index(where)
+                if condition not in holding.graders:
                     continue
-                if alike[where] in earlier.unsure:
+                if condition in holding.unsure:
                     unsure.add(number)
             applicable.append(number)
         panel = Panel(tuple(applicable), frozenset(unsure))
@@ -105,53 +112,39 @@ class Conditions:
 
 
 class Panels:
-    """The panel of each row in the dataset's order, stored as one number per row."""
+    """The panel of each row in the dataset's order. The panel of all graders is the first, even if no row has it."""
 
     def __init__(self, everyone: Panel) -> None:
         self._everyone = everyone
-        self._numbers: dict[Panel, int] = {everyone: 0}
-        self._kinds = [everyone]
-        self._rows = array(code_for(1))
-
-    @classmethod
-    def unpacked(cls, kinds: list[Panel], rows: array[int]) -> Panels:
-        """Restore panels from what `packed` returned."""
-        panels = cls(kinds[0])
-        panels._kinds, panels._rows = kinds, fit_code(rows, len(kinds))
-        panels._numbers = {kind: number for number, kind in enumerate(kinds)}
-        return panels
+        self._column = RowValues([everyone])
 
     def packed(self) -> tuple[list[Panel], array[int]]:
-        """Return the different panels, that of all graders first, and the number of the panel of each row."""
-        return self._kinds, self._rows
+        """Return the different panels, and the number of each row's panel."""
+        return self._column.values, self._column.packed()
 
-    def add(self, panel: Panel) -> None:
-        """Add the panel of the next row."""
-        number = self._numbers.setdefault(panel, len(self._kinds))
-        if number == len(self._kinds):
-            self._kinds.append(panel)
-            self._rows = fit_code(self._rows, len(self._kinds))
-        self._rows.append(number)
+    def extend(self, panels: Sequence[Panel], packed: bytes) -> None:
+        """Add rows as `RowValues.extend` does."""
+        self._column.extend(panels, packed)
 
     def panel_at(self, position: int) -> Panel:
         """Return the panel of the row at a position."""
-        return self._kinds[self._rows[position]]
+        return self._column[position]
 
     def fingerprint(self) -> str:
         """Return a digest of all rows' panels."""
-        kinds = [[kind.graders, sorted(kind.unsure)] for kind in self._kinds]
-        return digest([kinds, digest_bytes(self._rows.tobytes()), sys.byteorder])
+        kinds = [[kind.graders, sorted(kind.unsure)] for kind in self._column.values]
+        return digest([kinds, digest_bytes(self._column.packed().tobytes()), sys.byteorder])
 
     @property
     def mean(self) -> float:
         """Mean number of graders per row."""
-        return sum(self.rows()) / max(1, len(self._rows))
+        return sum(self.rows()) / max(1, len(self._column.packed()))
 
     def rows(self) -> list[int]:
         """Return the number of rows of each grader."""
         counts = [0] * len(self._everyone.graders)
-        for kind, rows in Counter(self._rows).items():
-            for number in self._kinds[kind].graders:
+        for kind, rows in Counter(self._column.packed()).items():
+            for number in self._column.values[kind].graders:
                 counts[number] += rows
         return counts
 

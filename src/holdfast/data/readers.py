@@ -1,4 +1,4 @@
-"""Read rows from files as a stream: a million rows are never in memory at once, except those of a `.json` file.
+"""Read rows from files as a stream: a million rows are never in memory at once, unless in a `.json` file.
 
 Every reader yields `(where, row)`, `where` being `file:line` for messages.
 """
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.data.media import data_url
+from holdfast.data.messages import data_url
 from holdfast.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def find_files(patterns: list[str], folder: Path, where: str) -> list[Path]:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Options for reading the files of a dataset, where the file names do not tell."""
+    """Options for reading the files of a dataset whose names do not say enough."""
 
     format: str | None = None
     delimiter: str | None = None
@@ -73,7 +73,7 @@ class LineStart(NamedTuple):
     """The place in the files of a dataset where a line of JSON begins."""
 
     file: int
-    """position of the file among those of the dataset"""
+    """position among the dataset's files"""
     number: int
     """from 1, in its file"""
     offset: int
@@ -82,7 +82,7 @@ class LineStart(NamedTuple):
 def find_line_starts(files: Sequence[Path], positions: Iterable[int]) -> list[LineStart]:
     """Find lines by their positions among those that are not blank, in ascending order, in one pass over the files.
 
-    Positions behind the last line are left out.
+    Positions after the last line are left out.
     """
     starts: list[LineStart] = []
     remaining = iter(positions)
@@ -222,7 +222,7 @@ def _jsonl(path: Path, layout: Layout, first: int = 1, offset: int = 0) -> Itera
 
 
 def _lines_in_utf8(file: IO[bytes], layout: Layout) -> Iterator[bytes]:
-    """Yield lines in UTF-8: those of a file in UTF-8 as they are, without decoding them here."""
+    """Yield lines in UTF-8. Lines of a file in UTF-8 are not decoded here."""
     if layout.is_utf8:
         yield from file
         return

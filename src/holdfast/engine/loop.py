@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.containment.cores import usable_cores
 from holdfast.data.dataset import dataset_changed
+from holdfast.data.survey import make_survey
 from holdfast.display.format import rate_limit_text
 from holdfast.engine.brake import Brake, Budget, Halted
 from holdfast.engine.concurrency import Machine, SpareCores, Window
@@ -526,7 +527,7 @@ class Loop:
                 continue
             stamp = identity.dataset.stamp()
             try:
-                same = (await asyncio.to_thread(identity.dataset.survey)).digest == identity.survey.digest
+                same = (await asyncio.to_thread(make_survey, identity.dataset)).digest == identity.survey.digest
             except HoldfastError:
                 same = False
             if not same:

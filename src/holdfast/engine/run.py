@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 _ELSEWHERE: Final = {
     "estimate": "holdfast.report.preview:estimate_run",
     "settle": "holdfast.engine.settlement:settle",
-    "write_done": "holdfast.plan.done:write_done",
 }
 """what most runs do without"""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from holdfast.conversation.simulated_user import Player
-    from holdfast.data.dataset import Survey
+    from holdfast.data.survey import Survey
     from holdfast.functions import Function
     from holdfast.graders.python import PythonCheck
     from holdfast.graders.types import InstantGrader, WaitingGrader

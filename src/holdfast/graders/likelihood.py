@@ -18,7 +18,8 @@ from holdfast.targets.types import most_likely
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.data.dataset import RowCheck, Sample
+    from holdfast.data.checks import RowCheck
+    from holdfast.data.dataset import Sample
     from holdfast.data.panels import Panel
     from holdfast.graders.types import Case
     from holdfast.spec.document import Location

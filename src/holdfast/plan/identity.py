@@ -6,16 +6,17 @@ import os
 import platform
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast import __version__
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.script import Script
-from holdfast.data.dataset import Dataset, Survey
+from holdfast.data.checks import misspelled_fields
+from holdfast.data.dataset import Dataset
 from holdfast.data.panels import name_graders
-from holdfast.data.questions import misspelled_fields
+from holdfast.data.survey import Survey, survey_dataset
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
@@ -37,13 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from holdfast.data.checks import RowCheck
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.eval import Eval
     from holdfast.store.manifest import Drift
-
-
-_LARGE: Final = 2 << 20
-"""bytes of a dataset's files from which on its survey is stored"""
 
 
 class RunIdentity(msgspec.Struct, frozen=True, dict=True):
@@ -119,7 +117,7 @@ def identify(spec: Eval) -> RunIdentity:
     for place in grader_places(spec):
         with noting_files() as code[place.name]:
             places.append((place, grader_identity(place, spec)))
-    stamp, survey = dataset.stamp(), _survey(spec, dataset)
+    stamp, survey = dataset.stamp(), survey_dataset(dataset, _row_check(spec))
     identities = {place.name: identity for place, identity in places}
     work = Work(work_digest(conversation, target), spec.trials, _slots(spec, places))
     parts = {
@@ -158,17 +156,12 @@ def _relative_files(code: Mapping[str, set[Path]], spec: Eval) -> dict[str, froz
     }
 
 
-def _survey(spec: Eval, dataset: Dataset) -> Survey:
-    check = None
-    if spec.continuations is not None:
-        from holdfast.graders.likelihood import row_check  # which few evals need
+def _row_check(spec: Eval) -> RowCheck | None:
+    if spec.continuations is None:
+        return None
+    from holdfast.graders.likelihood import row_check  # which few evals need
 
-        check = row_check(spec)
-    if sum(size for size, _ in dataset.stamp()) < _LARGE:
-        return dataset.survey(check)
-    from holdfast.data.survey_cache import survey_dataset
-
-    return survey_dataset(spec, dataset, check)
+    return row_check(spec)
 
 
 def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:

@@ -20,8 +20,9 @@ from holdfast.store.records import apply_threshold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from holdfast.data.dataset import Dataset, Sample, Survey
+    from holdfast.data.dataset import Dataset, Sample
     from holdfast.data.panels import Panel
+    from holdfast.data.survey import Survey
     from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Combine, Measure
     from holdfast.store.heads import Moment, OutputRef

@@ -46,8 +46,8 @@ from holdfast.store.shared import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
-    from holdfast.data.dataset import Survey
     from holdfast.data.panels import Panel
+    from holdfast.data.survey import Survey
     from holdfast.plan.plan import Verdicts, Work
 
 _CHUNK: Final = 8 << 20

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct, UnsetType
 
-from holdfast.data.media import PICTURES
+from holdfast.data.messages import PICTURES
 from holdfast.store.records import file_label
 from holdfast.targets.trace import calls_in
 

@@ -35,7 +35,7 @@ from holdfast.store.texts import TextReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from holdfast.data.grouping import Grouping
+    from holdfast.data.columns import Grouping
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.trials import TrialBatch
     from holdfast.report.verdicts import Judged, JudgedOutput

@@ -32,7 +32,8 @@
 `blobs`      stores the files of trials by content
 `rundir`     the directory as a whole
 `home`       Holdfast's own directory of this user, and the umask
-`catalog`    finds and summarizes the runs below a runs directory, and `catalog_cache`, what was read of them
+`home_db`    a cache in that directory, shared by all processes
+`catalog`    finds and summarizes the runs below a runs directory
 
 Of the other packages this one imports only `canonical`, `versions`, `errors`.
 """

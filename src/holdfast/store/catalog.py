@@ -1,4 +1,8 @@
-"""Find and summarize the runs below a runs directory. Other files and folders there are skipped."""
+"""Find and summarize the runs below a runs directory. Other files and folders there are skipped.
+
+What was read of many runs is cached (`store.home_db`). It counts while the run's files look as they did: inodes, sizes
+and times. A file that was written just now may change again without looking different, so its run is not cached.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,97 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+from xxhash import xxh3_128_hexdigest
 
 from holdfast.errors import Fault, NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.calls import uncertain_trials
-from holdfast.store.catalog_cache import CatalogCache, stamp_of
 from holdfast.store.durable import if_present
+from holdfast.store.home_db import HomeDb
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw, search
+from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.run_files import open_binary
 from holdfast.store.rundir import ARCHIVE, RunDir
 from holdfast.store.shared import unwanted_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from holdfast.store.catalog_cache import Stamp
     from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
 
+T = TypeVar("T")
 
 _LISTED: Final = 10
 """runs that an error lists"""
+_FORM: Final = 1
+"""changes when runs are read differently, so that what was cached no longer counts"""
+_MANY: Final = 200
+"""runs that have to be read again before caching is worth a write"""
+_MOST_CACHED: Final = 64
+"""runs directories and purposes for which runs are cached"""
+_SETTLED_SECONDS: Final = 2.0
+"""age from which a file's time shows whether it was written again"""
+
+
+class Stamp(NamedTuple):
+    """How some files look."""
+
+    looks: str
+    settled: bool
+    """they would look different if they were written again; False if there are no files"""
+
+
+def _stamp_of(stats: Iterable[os.stat_result]) -> Stamp:
+    """Return how files look, in the order in which they are given."""
+    newest, looks = 0.0, []
+    for stat in stats:
+        looks.append(f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
+        if stat.st_mtime > newest:
+            newest = stat.st_mtime
+    settled = bool(looks) and time.time() - newest > _SETTLED_SECONDS
+    return Stamp(xxh3_128_hexdigest("\n".join(looks).encode()), settled)
+
+
+class _Cache(Generic[T]):
+    """What was read of the runs below a directory, for one purpose."""
+
+    def __init__(self, root: Path, purpose: str, kind: type[T]) -> None:
+        name = os.fsencode(f"{_FORM}\n{SCHEMA_VERSION}\n{root.absolute()}")
+        self._shelf = f"runs {purpose} {xxh3_128_hexdigest(name)}"
+        self._decode = msgspec.msgpack.Decoder(tuple[str, kind]).decode  # type: ignore[valid-type]
+        with HomeDb() as home:
+            self._cached = home.get_all(self._shelf)
+        self._kept: set[bytes] = set()
+        self._new: dict[bytes, bytes] = {}
+
+    def get(self, path: str, look: Callable[[T], Stamp | None], read: Callable[[], tuple[Stamp, T]]) -> T:
+        """Return what is known of a run, or else what `read` returns.
+
+        `look` returns how the files look now that were looked at for what is known, or None if one is gone; `read` how
+        they looked before they were read.
+        """
+        name = os.fsencode(path)
+        with suppress(KeyError, msgspec.DecodeError):
+            looks, value = self._decode(self._cached[name])
+            stamp = look(value)
+            if stamp is not None and stamp.looks == looks:
+                if stamp.settled:
+                    self._kept.add(name)
+                return value
+        stamp, value = read()
+        if stamp.settled:
+            self._new[name] = msgspec.msgpack.encode((stamp.looks, value))
+        return value
+
+    def save(self) -> None:
+        """Keep what was read, if it was much."""
+        if len(self._new) >= _MANY:
+            with HomeDb() as home:
+                home.put(self._shelf, self._new, keep=self._kept, most=_MOST_CACHED)
 
 
 def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
@@ -77,7 +148,7 @@ def find_run(name: str, root: Path) -> Path:
 
 
 class Brief(msgspec.Struct, frozen=True):
-    """The part of a manifest that tells whether a run may be of use to another one."""
+    """The part of a manifest that shows if another run can use this one."""
 
     name: str
     created: str
@@ -91,7 +162,7 @@ def brief_runs(root: Path, *, besides: Path) -> Iterator[tuple[Path, Brief]]:
 
     Raises OSError if the disk fails: what cannot be read might be reused, and would be paid for again.
     """
-    cache = CatalogCache(root, "briefs", Brief)
+    cache = _Cache(root, "briefs", Brief)
     for path, _ in _run_folders(root, all_or_raise=True):
         if Path(path) == besides:
             continue
@@ -101,7 +172,7 @@ def brief_runs(root: Path, *, besides: Path) -> Iterator[tuple[Path, Brief]]:
 
 
 def _look_at_manifest(path: str, _: Brief | None = None) -> Stamp:
-    return stamp_of([os.stat(f"{path}/manifest.json")])  # noqa: PTH116 - pathlib is slow for thousands of runs
+    return _stamp_of([os.stat(f"{path}/manifest.json")])  # noqa: PTH116 - pathlib is slow for thousands of runs
 
 
 def _read_brief(path: str) -> tuple[Stamp, Brief]:
@@ -113,7 +184,7 @@ def _read_brief(path: str) -> tuple[Stamp, Brief]:
 
 
 def _listing(path: str, all_or_raise: bool) -> tuple[list[str], set[str]]:
-    """Return the names of a folder's folders, sorted, and those of its files."""
+    """Return the names of a folder's folders, sorted, and the names of its files."""
     folders, files = [], set()
     with if_present() if all_or_raise else suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
@@ -160,7 +231,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     """lower end of the score's 95 % interval"""
     high: float | None = None
     cost: float | None = None
-    """dollars of the outputs and judges; None where it is not known, and while the run is not finished"""
+    """dollars of the outputs and judges; None if it is not known, or the run is not finished"""
     uncertain: int = 0
     """trials that wait for `holdfast resume --settle`"""
 
@@ -177,7 +248,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def score_text(self) -> str:
-        """The overall score, or `-` if there is none yet."""
+        """The overall score, or `-` if it is not known yet."""
         return "-" if self.score is None else f"{self.score:.3f}"
 
     @property
@@ -226,7 +297,7 @@ class _Listed(msgspec.Struct, frozen=True, array_like=True):
 
 def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
     """List the runs below a runs directory, the most recently written first. Runs of many are read once."""
-    cache = CatalogCache(root, "archived" if archived else "summaries", _Listed)
+    cache = _Cache(root, "archived" if archived else "summaries", _Listed)
     runs = []
     for path, locked in _run_folders(root, archived=archived):
         listed = cache.get(path, partial(_look, path), partial(_list, path))
@@ -239,7 +310,7 @@ def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
 
 def _look(path: str, listed: _Listed) -> Stamp | None:
     try:
-        return stamp_of([os.lstat(path + end) for end in listed.watched])
+        return _stamp_of([os.lstat(path + end) for end in listed.watched])
     except OSError:
         return None
 
@@ -249,7 +320,7 @@ def _list(path: str) -> tuple[Stamp, _Listed]:
     watched = folders | {file: stat for file, stat in files.items() if file.endswith((".jsonl", ".log"))}
     summary = _summarize(Path(path), files) if _is_run(path, files) else None
     leased = any(file.endswith("/lease") for file in files)
-    return stamp_of(watched.values()), _Listed(summary, [name[len(path) :] for name in watched], leased)
+    return _stamp_of(watched.values()), _Listed(summary, [name[len(path) :] for name in watched], leased)
 
 
 def summarize_run(rundir: RunDir) -> RunSummary | None:
@@ -259,7 +330,7 @@ def summarize_run(rundir: RunDir) -> RunSummary | None:
 
 
 def _is_run(path: str, files: dict[str, os.stat_result]) -> bool:
-    """True for a run of Holdfast. Other folders are none, whatever their subfolders hold."""
+    """True for a run of Holdfast. Other folders are not runs, whatever their subfolders hold."""
     return any(f"{path}/{name}" in files for name in _OURS)
 
 
@@ -272,7 +343,7 @@ def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
 
 
 def _summarize(path: Path, files: dict[str, os.stat_result]) -> RunSummary:
-    """Summarize a run from its files alone."""
+    """Summarize a run only from its files."""
     rundir = RunDir(path)
     manifest: Manifest | None = None
     metrics: Metrics | None = None

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.data.columns import as_text
 from holdfast.data.dataset import Dataset
-from holdfast.data.grouping import as_text
 from holdfast.errors import HoldfastError, QueryError
 from holdfast.report.run_view import RunView
 from holdfast.report.trial_table import (

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
-from holdfast.data.media import PICTURES, media_type_of
+from holdfast.data.messages import PICTURES, media_type_of
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.report.overview import Overview, changes_since

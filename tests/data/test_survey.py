@@ -1,10 +1,13 @@
-"""A stored survey is the survey that reading the dataset gives, or it is ignored."""
+"""A cached survey equals the survey that reading the dataset gives, whatever happened to files, eval and cache."""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import tempfile
+from array import array
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,23 +15,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.data import survey as survey_module
 from holdfast.data.dataset import Dataset
+from holdfast.data.survey import Ids, _CachedSurvey, make_survey
 from holdfast.errors import UsageError
-from holdfast.plan import identity
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
+from holdfast.store.home_db import HomeDb
 
 if TYPE_CHECKING:
-    from holdfast.data.dataset import Survey
+    from holdfast.data.survey import Survey
 
 ROWS = [{"id": f"s{number}", "q": f"{number} + 1", "level": "ab"[number % 2], "expected": "1"} for number in range(6)]
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, and every survey is stored."""
+    """An empty home. Every survey is cached, in parts of about two lines."""
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(identity, "_LARGE", 1)
+    monkeypatch.setattr(survey_module, "LARGE", 1)
+    monkeypatch.setattr(survey_module, "_PART_BITS", 7)
+    monkeypatch.setattr(survey_module, "_PART_ROWS", 2)
     return tmp_path / "home"
 
 
@@ -50,8 +57,10 @@ def write(folder: Path, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> Path:
     return folder / "eval.yaml"
 
 
-def stored(home: Path) -> list[Path]:
-    return sorted((home / "surveys").iterdir()) if (home / "surveys").exists() else []
+def cached(home: Path) -> int:
+    """Return the number of cached surveys."""
+    with closing(sqlite3.connect(home / "home.db")) as connection:
+        return len(connection.execute("SELECT * FROM shelves").fetchall())
 
 
 def content(survey: Survey) -> dict[str, Any]:
@@ -78,20 +87,25 @@ def surveyed(eval_file: Path) -> dict[str, Any]:
 
 def fresh(eval_file: Path) -> dict[str, Any]:
     spec = load_eval(eval_file)
-    return content(Dataset(spec).survey())
+    return content(make_survey(Dataset(spec)))
 
 
 @pytest.mark.parametrize(
     "target",
     [None, {"http": "http://127.0.0.1:9", "request": {"q": "{{ q }}", "ids": "{{ [id] }}"}, "response": "$.a"}],
 )
-def test_a_stored_survey_is_equal_and_is_used(tmp_path: Path, home: Path, target: Any) -> None:
-    eval_file = write(tmp_path, **({} if target is None else {"target": target}))
+@pytest.mark.parametrize("dataset", [{}, {"limit": 5}, {"where": "level == 'b'"}, {"shuffle": 4}, {"id": "q"}], ids=str)
+def test_a_cached_survey_is_equal_and_is_used(
+    tmp_path: Path, home: Path, sampled: list[str], decoded: list[Any], dataset: Any, target: Any
+) -> None:
+    keys = {} if target is None else {"target": target}
+    eval_file = write(tmp_path, dataset={"path": "data.jsonl", **dataset}, **keys)
     first = surveyed(eval_file)
     assert first == fresh(eval_file)
-    (path,) = stored(home)
-    written = path.stat().st_ino
-    assert surveyed(eval_file) == first and path.stat().st_ino == written
+    sampled.clear()
+    decoded.clear()
+    assert surveyed(eval_file) == first
+    assert not sampled and not decoded and cached(home) == 1
 
 
 def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_path: Path, home: Path) -> None:
@@ -103,7 +117,7 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         file.write(b"7")
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert surveyed(eval_file) == fresh(eval_file) != first
-    assert len(stored(home)) == 1, "the stored survey was replaced"
+    assert cached(home) == 1, "the cached survey was replaced"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +127,6 @@ def test_a_row_that_changes_is_noticed_whatever_the_times_of_the_file_say(tmp_pa
         {"by": []},
         {"cluster": "level"},
         {"dataset": {"path": "data.jsonl", "limit": 3}},
-        {"dataset": {"path": "data.jsonl", "where": "level == 'b'"}},
-        {"dataset": {"path": "data.jsonl", "shuffle": 4}},
-        {"dataset": {"path": "data.jsonl", "id": "q"}},
         {"follow_ups": ["And {{ level }}?"]},
     ],
 )
@@ -123,23 +134,23 @@ def test_what_an_eval_says_of_rows_makes_another_survey(tmp_path: Path, home: Pa
     surveyed(write(tmp_path))
     eval_file = write(tmp_path, **keys)
     assert surveyed(eval_file) == fresh(eval_file)
-    assert len(stored(home)) == 2
+    assert cached(home) == 2
 
 
-def test_a_stored_survey_with_any_byte_changed_is_ignored(tmp_path: Path, home: Path) -> None:
+def test_any_byte_of_the_cache_may_change_and_the_file_may_end_anywhere(tmp_path: Path, home: Path) -> None:
     eval_file = write(tmp_path)
     expected = surveyed(eval_file)
-    (path,) = stored(home)
+    path = home / "home.db"
     whole = path.read_bytes()
-    for place in range(0, len(whole), 5):
+    for place in range(0, len(whole), 149):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
         assert surveyed(eval_file) == expected
-        assert path.read_bytes() == whole, "it was stored again"
         path.write_bytes(whole[:place])
         assert surveyed(eval_file) == expected
+    assert surveyed(eval_file) == expected and cached(home) == 1
 
 
-def test_nothing_is_stored_for_rows_that_name_files(tmp_path: Path, home: Path) -> None:
+def test_nothing_is_cached_for_rows_that_name_files(tmp_path: Path, home: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     rows = [{"id": "a", "q": "x", "level": "a", "picture": "a.png", "expected": "1"}]
     parts = [{"text": "{{ q }}"}, {"image": "{{ picture }}"}]
@@ -147,26 +158,39 @@ def test_nothing_is_stored_for_rows_that_name_files(tmp_path: Path, home: Path) 
     first = surveyed(eval_file)
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nother")
     assert surveyed(eval_file) != first
-    assert not stored(home)
+    assert not home.exists()
 
 
-def test_the_surveys_that_were_used_last_are_kept(tmp_path: Path, home: Path) -> None:
+def test_eight_surveys_are_kept(tmp_path: Path, home: Path) -> None:
     for number in range(10):
         surveyed(write(tmp_path, prompt=f"{number} {{{{ q }}}}"))
-    assert len(stored(home)) == 8
+    assert cached(home) == 8
 
 
 def test_a_home_that_cannot_be_written_is_no_failure(tmp_path: Path, home: Path) -> None:
     home.write_text("a file in the way")
     eval_file = write(tmp_path)
     assert surveyed(eval_file) == fresh(eval_file)
+    assert home.read_text() == "a file in the way"
 
 
 def test_small_datasets_are_surveyed_each_time(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("HOLDFAST_HOME", str(home))
     surveyed(write(tmp_path))
-    assert not stored(home)
+    assert not home.exists()
+
+
+def test_ids_may_be_longer_than_four_bytes_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "_LONGEST_IDS", 7)
+    names = ["abc", "", "déf", "g\ud800"]
+    encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+    ids = Ids()
+    ids.extend(b"".join(encoded), array("I", map(len, encoded)).tobytes())
+    assert [ids[number] for number in range(4)] == names and not ids.may_repeat
+    ids.extend(encoded[2], array("I", [len(encoded[2])]).tobytes())
+    assert [ids[number] for number in range(5)] == [*names, names[2]] and ids.may_repeat
+    assert list(ids.encoded(1, 2)) == encoded[1:3]
 
 
 @pytest.fixture
@@ -188,21 +212,21 @@ SOME = {"type": "exact", "name": "some", "expected": "{{ q }}", "where": "level 
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Dataset]:
-    """The datasets whose rows were decoded."""
-    datasets: list[Dataset] = []
-    rows = Dataset.rows
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Chunks whose rows were read."""
+    chunks: list[Any] = []
+    rows_of = _CachedSurvey._rows_of
 
-    def decode(self: Dataset) -> Any:
-        datasets.append(self)
-        return rows(self)
+    def read(self: _CachedSurvey, chunk: Any) -> Any:
+        chunks.append(chunk)
+        return rows_of(self, chunk)
 
-    monkeypatch.setattr(Dataset, "rows", decode)
-    return datasets
+    monkeypatch.setattr(_CachedSurvey, "_rows_of", read)
+    return chunks
 
 
 @pytest.mark.parametrize(
-    ("graders", "is_decoded"),
+    ("graders", "is_new"),
     [
         ([ALWAYS, SOME, {"type": "text", "contains": "please"}], False),
         ([{"type": "exact", "name": "truth", "expected": True}, ALWAYS], False),
@@ -215,19 +239,28 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Dataset]:
     ],
 )
 def test_other_graders_change_which_apply_to_a_row_and_nothing_else(
-    tmp_path: Path, sampled: list[str], decoded: list[Dataset], graders: list[dict[str, Any]], is_decoded: bool
+    tmp_path: Path, decoded: list[Any], graders: list[dict[str, Any]], is_new: bool
 ) -> None:
     rows: list[dict[str, Any]] = [*ROWS, {"id": "l", "q": ["1", "2"], "level": "a", "expected": ["1"]}]
     surveyed(write(tmp_path, rows, prompt="{{ id }}"))
     eval_file = write(tmp_path, rows, prompt="{{ id }}", graders=graders)
-    sampled.clear()
     decoded.clear()
     survey = surveyed(eval_file)
-    assert (not sampled, bool(decoded)) == (True, is_decoded)
+    assert bool(decoded) == is_new, "only a new condition has to look at rows"
     assert survey == fresh(eval_file)
     decoded.clear()
     assert surveyed(eval_file) == survey
-    assert not decoded, "what was read of rows is stored"
+    assert not decoded, "the condition is cached"
+
+
+def test_a_template_for_fields_that_some_rows_lack_is_tried_once(tmp_path: Path, decoded: list[Any]) -> None:
+    surveyed(write(tmp_path))
+    lenient = [SOME, {"type": "exact", "name": "lenient", "expected": "{{ reference | default('1') }}"}]
+    for graders, is_new in ((lenient, True), (lenient, False), ([ALWAYS, SOME], False), (lenient, False)):
+        eval_file = write(tmp_path, graders=graders)
+        decoded.clear()
+        assert surveyed(eval_file) == fresh(eval_file)
+        assert bool(decoded) == is_new
 
 
 def test_rows_and_graders_may_change_at_once(tmp_path: Path, sampled: list[str]) -> None:
@@ -236,7 +269,7 @@ def test_rows_and_graders_may_change_at_once(tmp_path: Path, sampled: list[str])
     eval_file = write(tmp_path, rows, graders=[SOME, {"type": "text", "contains": "please"}, ALWAYS])
     sampled.clear()
     survey = surveyed(eval_file)
-    assert sampled == ["3"]
+    assert 0 < len(sampled) < len(rows)
     assert survey == fresh(eval_file)
 
 
@@ -257,38 +290,81 @@ def test_a_new_grader_that_lacks_a_field_is_refused(tmp_path: Path, more: dict[s
         surveyed(eval_file)
 
 
+NEW_LINE = '{"id": "n", "q": "2", "level": "c", "expected": "1"}\n'
+
+
 @pytest.mark.parametrize(
-    ("edit", "read"),
+    "edit",
     [
-        (lambda lines: [*lines, '{"id": "n", "q": "2", "level": "c", "expected": "1"}\n'], ["7"]),
-        (lambda lines: [lines[0], "\n", lines[1].replace("1 +", "9 +"), *lines[2:]], ["3"]),
-        (lambda lines: lines[2:], []),
-        (lambda lines: lines[::-1], []),
-        (lambda lines: ['{"id": "n", "q": "2", "level": "c", "expected": "1"}\n', *lines[3:], *lines[:2]], ["1"]),
-        (lambda lines: [*lines[:-1], lines[-1].rstrip()], ["6"]),
+        lambda lines: [*lines, NEW_LINE],
+        lambda lines: [*lines[:200], "\n", lines[200].replace("200 +", "9 +"), *lines[201:]],
+        lambda lines: [*lines[:100], *lines[107:]],
+        lambda lines: [*lines[300:], *lines[:300]],
+        lambda lines: [NEW_LINE, *lines[50:], *lines[:30]],
+        lambda lines: [*lines[:-1], lines[-1].rstrip()],
+        lambda lines: ["\ufeff", *lines],
+        lambda lines: lines,
     ],
 )
-def test_only_lines_that_are_new_or_changed_are_surveyed(
-    tmp_path: Path, sampled: list[str], edit: Any, read: list[str]
+def test_only_parts_with_lines_that_are_new_or_changed_are_surveyed(
+    tmp_path: Path, sampled: list[str], edit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eval_file, data = write(tmp_path), tmp_path / "data.jsonl"
+    monkeypatch.setattr(survey_module, "_PART_BITS", 9)
+    rows = [{**ROWS[number % 6], "id": f"s{number}", "q": f"{number} + 1"} for number in range(400)]
+    eval_file, data = write(tmp_path, rows), tmp_path / "data.jsonl"
     surveyed(eval_file)
     data.write_text("".join(edit(data.read_text().splitlines(keepends=True))))
     sampled.clear()
     survey = surveyed(eval_file)
-    assert sampled == read
+    assert len(sampled) < 60
     assert survey == fresh(eval_file)
     sampled.clear()
-    assert surveyed(eval_file) == survey and not sampled, "the survey of the changed file was stored"
+    assert surveyed(eval_file) == survey and not sampled, "the survey of the changed file was cached"
 
 
-def test_a_file_with_a_byte_order_mark_is_surveyed_as_a_whole(tmp_path: Path, sampled: list[str]) -> None:
-    eval_file, data = write(tmp_path), tmp_path / "data.jsonl"
+def test_few_bytes_are_written_for_few_new_rows(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "_PART_BITS", 12)
+    rows = [{**ROWS[number % 6], "id": f"s{number}", "q": f"{number} + 1"} for number in range(20_000)]
+    eval_file = write(tmp_path, rows)
     surveyed(eval_file)
-    data.write_bytes(b"\xef\xbb\xbf" + data.read_bytes())
+    written: list[int] = []
+    put = HomeDb.put
+
+    def note(self: HomeDb, shelf: str, entries: Any, **options: Any) -> None:
+        written.append(sum(map(len, entries.values())))
+        put(self, shelf, entries, **options)
+
+    monkeypatch.setattr(HomeDb, "put", note)
+    size = (home / "home.db").stat().st_size
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write(NEW_LINE)
+    surveyed(eval_file)
+    assert 0 < written[0] < size / 20
+    assert (home / "home.db").stat().st_size < size * 1.05, "the part that was replaced is gone"
+
+
+def test_files_that_are_left_out_leave_the_parts_of_the_others(tmp_path: Path, sampled: list[str]) -> None:
+    lines = [json.dumps(row) + "\n" for row in ROWS]
+    (tmp_path / "more.jsonl").write_text("".join(lines[4:]))
+    (tmp_path / "data.jsonl").write_text("".join(lines[:4]))
+    eval_file = write(tmp_path, ROWS[:4], dataset={"path": "*.jsonl"})
+    surveyed(eval_file)
+    (tmp_path / "more.jsonl").unlink()
     sampled.clear()
-    assert surveyed(eval_file) == fresh(eval_file)
-    assert sampled
+    survey = surveyed(eval_file)
+    assert not sampled and survey["count"] == 4
+    assert survey == fresh(eval_file)
+
+
+@pytest.mark.parametrize("again", ["same id", "same row"])
+def test_rows_that_repeat_rows_of_cached_parts_are_refused(tmp_path: Path, again: str) -> None:
+    eval_file = write(tmp_path)
+    surveyed(eval_file)
+    row = {**ROWS[0], **({"q": "other"} if again == "same id" else {})}
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    with pytest.raises(UsageError, match=r"sample id 's0' is already used at .*data\.jsonl:1"):
+        surveyed(eval_file)
 
 
 fields = st.fixed_dictionaries(
@@ -302,6 +378,7 @@ fields = st.fixed_dictionaries(
 )
 written_lines = st.one_of(fields.map(json.dumps), fields.map(json.dumps), st.sampled_from(["", " ", "{}", "[]", "{"]))
 edits = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.lists(written_lines, max_size=3)), max_size=3)
+selections = st.sampled_from([{}, {}, {}, {"limit": 4}, {"where": "q == '1'"}, {"shuffle": 3}, {"offset": 2}])
 
 
 def survey_or_error(make: Any, eval_file: Path) -> Any:
@@ -311,22 +388,30 @@ def survey_or_error(make: Any, eval_file: Path) -> Any:
         return str(error)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(written_lines, max_size=15), st.lists(st.tuples(st.integers(0, 1), edits), min_size=1, max_size=3))
-def test_any_edit_gives_the_survey_of_reading_everything(home: Path, lines: list[str], changes: Any) -> None:
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(written_lines, max_size=15),
+    st.lists(st.tuples(st.integers(0, 1), edits, selections, st.booleans()), min_size=1, max_size=4),
+)
+def test_any_history_gives_the_survey_of_reading_everything(home: Path, lines: list[str], changes: Any) -> None:
+    """Rows are added, changed, removed, reordered; files keep their size and time; other rows are selected."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         graders = [
             {"type": "exact", "name": "always", "expected": "{{ expected | default('') }}"},
             {"type": "exact", "name": "some", "expected": "1", "where": "level is defined and level == 'a'"},
         ]
-        eval_file = write(folder, dataset={"path": ["data.jsonl", "more.jsonl"]}, graders=graders)
         files = [[json.dumps(row) for row in ROWS], lines]
-        for number, edited in [(0, []), *changes]:
+        for number, edited, selection, is_reversed in [(0, [], {}, False), *changes]:
+            dataset = {"path": ["data.jsonl", "more.jsonl"], **selection}
+            eval_file = write(folder, dataset=dataset, graders=graders)
             for start, count, inserted in edited:
                 files[number][start : start + count] = inserted
+            if is_reversed:
+                files[number].reverse()
             for path, content_lines in zip(("data.jsonl", "more.jsonl"), files, strict=True):
                 (folder / path).write_text("\n".join(content_lines))
+                os.utime(folder / path, (1e9, 1e9))
             assert survey_or_error(surveyed, eval_file) == survey_or_error(fresh, eval_file)
 
 
