@@ -124,6 +124,14 @@ class TestTargets:
         assert run.score == 1 and run.metrics.target == "echo"
         assert run.metrics.usage.requests == 3
 
+    def test_a_target_is_measured_with_a_benchmark(self, evaluate: Any, tmp_path: Path) -> None:
+        (tmp_path / "eval.yaml").write_text(
+            'schemaVersion: "1.0"\nbenchmark: gsm8k-sample\ntarget: {type: echo, suffix: "!"}\ndataset: {limit: 1}\n'
+        )
+        run = holdfast.evaluate(tmp_path / "eval.yaml", runs_dir=tmp_path / "runs")
+        assert run.metrics.target == "echo"
+        assert [row["output"].endswith("Answer:!") for row in run.results()] == [True]
+
     def test_exceptions_of_a_target_are_errors_of_a_trial(self, evaluate: Any) -> None:
         rows = [*ROWS, {"id": "d", "q": "crash"}]
         run = evaluate(samples=rows, graders=[], limits={"retries": 0}, accept_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +21,7 @@ from holdfast.benchmarks.names import (
     tasks_folder,
 )
 from holdfast.errors import UsageError
-from holdfast.spec.formats import resolve_eval
+from holdfast.spec.formats import load_any, read_eval, resolve_eval
 from tests.support.specs import command
 
 if TYPE_CHECKING:
@@ -140,6 +140,27 @@ def test_a_benchmark_needs_a_model(
     assert ended.code == 2
     assert "error: name the model to measure with hellaswag" in ended.err
     assert "hint: holdfast eval hellaswag -m MODEL" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("target", "has_params"),
+    [
+        ({"mock": "waza"}, False),
+        ({"agent": "claude-code", "model": "m"}, False),
+        ({"command": ["cat"]}, False),
+        ({"python": "agent.py:reply"}, True),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_benchmark_measures_any_kind_of_target(tmp_path: Path, target: dict[str, Any], has_params: bool) -> None:
+    (tmp_path / "agent.py").write_text("def reply(context):\n    return 'The answer is 7.'\n")
+    path = tmp_path / "eval.yaml"
+    path.write_text(json.dumps({"schemaVersion": "1.0", "benchmark": "gsm8k-sample", "target": target}))
+    spec = load_any(read_eval(path))
+    kept = spec.target.model_dump(exclude_unset=True)
+    assert {key: kept[key] for key in target} == target and ("params" in kept) is has_params
+    noted = any("gsm8k-sample sets `params`, which the target" in notice for notice in spec.notices)
+    assert noted is not has_params
 
 
 @pytest.mark.usefixtures("no_lm_eval")

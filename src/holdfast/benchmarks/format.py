@@ -34,7 +34,7 @@ from holdfast.spec.formats import Format, folder_of, unknown_task
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import as_dataset
-from holdfast.spec.target_schema import TARGETS
+from holdfast.spec.target_schema import TARGETS, schema_of, target_kind
 from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
@@ -79,11 +79,24 @@ class BenchmarkFile(Format):
                 remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
             )
         data, notices = benchmark_document(benchmark, block, target, folder_of(document))
+        left_out = _unknown_keys(target, data["target"])
+        data["target"] = {key: value for key, value in data["target"].items() if key not in left_out}
+        if "params" in left_out:
+            notices.append(f"{benchmark.name} sets `params`, which the target {target_kind(target)!r} does not have")
         for name in _MERGED:
             if isinstance(own.get(name), dict):
                 data[name] = {**data[name], **own.pop(name)}
         data["graders"] = [*data["graders"], *own.pop("graders", [])]
         return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
+
+
+def _unknown_keys(target: dict[str, Any], settings: Mapping[str, Any]) -> set[str]:
+    """Return the benchmark's settings that the target's kind does not have. They are written for models."""
+    try:
+        known = schema_of(str(target_kind(target))).model_fields
+    except ValueError:  # refused when the target is validated, with its line
+        return set()
+    return settings.keys() - known.keys()
 
 
 def _split_dataset(override: Override) -> list[Override]:
