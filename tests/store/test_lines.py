@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.store import lines
-from holdfast.store.lines import count_lines, find_lines, first_line_since, is_sound, read_blocks, seal, search
+from holdfast.store.lines import find_lines, is_sound, read_blocks, seal, search
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +31,6 @@ def test_every_line_that_contains_the_words_is_found_once_wherever_the_search_be
     expected = {offset: line.encode() for offset, line in zip(offsets, content, strict=True) if words in line}
     assert hits == expected
     assert len(list(find_lines(path, words.encode(), start))) == len(expected)
-    assert count_lines(path, b"never") == len(content)
 
 
 @given(
@@ -79,7 +77,6 @@ def test_windows_cut_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "file"
     path.write_text("".join(f"{'x' * number}needle\n" for number in range(20)))
     assert len(list(find_lines(path, b"needle"))) == 20
-    assert count_lines(path, b"needle") == 0 and count_lines(path, b"xneedle") == 1
 
 
 def test_a_file_may_be_truncated_while_it_is_searched(tmp_path: Path) -> None:
@@ -96,20 +93,6 @@ def test_damaged_lines_and_missing_files_give_nothing(tmp_path: Path) -> None:
     sound = seal(b'{"key":"a"}')
     path.write_bytes(sound + sound.replace(b'"a"', b'"b"') + sound[:-1])
     assert [is_sound(line.data) for line in search(path, b'"key"')] == [True]
-    assert list(find_lines(tmp_path / "none", b"x")) == [] and count_lines(tmp_path / "none", b"x") == 0
+    assert list(find_lines(tmp_path / "none", b"x")) == []
     (tmp_path / "empty").touch()
     assert list(find_lines(tmp_path / "empty", b"x")) == []
-
-
-@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(-10, 1010))
-def test_the_first_line_since_a_moment_is_at_or_after_the_place(
-    tmp_path_factory: pytest.TempPathFactory, times: list[int], moment: int
-) -> None:
-    path = tmp_path_factory.mktemp("times") / "file"
-    path.write_text("".join(json.dumps({"time": time, "fill": "x" * 4000}) + "\n" for time in sorted(times)))
-    offset = first_line_since(path, moment, lambda line: float(json.loads(line)["time"]))
-    before = path.read_bytes()[:offset].splitlines()
-    assert offset == 0 or path.read_bytes()[offset - 1 : offset] == b"\n"
-    assert all(json.loads(line)["time"] < moment for line in before)
-    earlier = sum(time < moment for time in times)
-    assert (earlier - len(before)) * 4030 <= 2 * lines._NEAR, "and it is near"

@@ -294,12 +294,6 @@ def make_plan(survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed | 
     return Plan(*counts, lenders, begun=begun, uncertain=len(uncertain_trials(index)), done=bytes(done))
 
 
-def estimate_graded(index: RunIndex, graders_per_trial: float) -> int:
-    """Estimate how many outputs have all their verdicts, by the number of verdicts."""
-    outputs = index.rows["outputs"]
-    return min(outputs, int(index.rows["verdicts"] / graders_per_trial)) if graders_per_trial else outputs
-
-
 def pending_trials(
     dataset: Dataset, survey: Survey, work: Work, index: RunIndex, done: bytes = b""
 ) -> Iterator[PendingTrial]:

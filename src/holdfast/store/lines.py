@@ -21,7 +21,7 @@ from holdfast.store.run_files import LONGEST_LINE, open_binary, open_file, read_
 from holdfast.store.shared import end_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _TAIL = len(b',"sum":"0123456789abcdef"}')
@@ -29,8 +29,6 @@ _BLOCK: Final = 1 << 20
 """bytes that are read and searched at once"""
 _FIRST_STEP: Final = 1 << 12
 """bytes that are searched first: most lines are short, and near"""
-_NEAR: Final = 1 << 16
-"""bytes to which a position is narrowed down; they are searched faster than halved further"""
 
 
 def seal(body: bytes) -> bytes:
@@ -165,14 +163,6 @@ def search(path: Path, words: bytes, start: int = 0) -> Iterator[Line]:
             yield Line(offset, data, sound=True, whole=True)
 
 
-def search_parts(path: Path, words: bytes, parts: Iterable[tuple[int, int]]) -> Iterator[Line]:
-    """Yield the sound lines that contain these bytes between two offsets of a journal file, part by part."""
-    with _opened(path) as content:
-        for offset, data in _find_in(content, words, parts):
-            if is_sound(data):
-                yield Line(offset, data, sound=True, whole=True)
-
-
 def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and text of each whole line of a file that contains these bytes. A missing file has none.
 
@@ -191,41 +181,6 @@ def _find_in(content: _Content, words: bytes, parts: Iterable[tuple[int, int]]) 
                 break
             yield offset, content.read(offset, newline)
             position = newline + 1
-
-
-def first_line_since(path: Path, moment: float, time_of: Callable[[bytes], float | None]) -> int:
-    """Return the offset of the first line from a moment on, in a file whose lines are in the order of time.
-
-    In a file that is not, the offset is a guess. `time_of` returns None for a line that does not say when it was.
-    """
-    with _opened(path) as content:
-        low, high = 0, content.size
-        while high - low > _NEAR:
-            middle = content.rfind(b"\n", low, (low + high) // 2) + 1 or low
-            newline = content.find(b"\n", middle, high)
-            time = time_of(content.read(middle, newline)) if newline >= 0 else None
-            if time is None or time >= moment:
-                high = (low + high) // 2
-            else:
-                low = newline + 1
-        return low
-
-
-def last_line(path: Path) -> int:
-    """Return the offset of the last whole line of a file; 0 if there is none."""
-    with _opened(path) as content:
-        end = content.rfind(b"\n", 0, content.size)
-        return content.rfind(b"\n", 0, end) + 1 if end > 0 else 0
-
-
-def count_lines(path: Path, without: bytes = b"") -> int:
-    """Return the number of whole lines of a file, less those that contain some bytes, at most once each."""
-    with _opened(path) as content:
-        count = 0
-        for position in range(0, content.size, _BLOCK):
-            data = content.read(position, position + _BLOCK + max(0, len(without) - 1))
-            count += data.count(b"\n", 0, _BLOCK) - (data.count(without) if without else 0)
-        return count
 
 
 class _Content:
