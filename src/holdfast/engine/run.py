@@ -19,6 +19,7 @@ from holdfast.engine.outcome import count_so_far, evaluate_gate, gather_failures
 from holdfast.engine.session import Alone, Parts, locate_run, open_session
 from holdfast.engine.user_code import unseen_code
 from holdfast.errors import DataError, Fault
+from holdfast.plan.finished import publish_finished
 from holdfast.report.metrics import write_report
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
@@ -136,6 +137,9 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
         )
     try:
         metrics = write_report(run.identity, run.rundir, run.index)
+        if remaining.complete:
+            identity = run.identity
+            publish_finished(identity.survey, identity.work, run.rundir, run.index, b"\x01" * remaining.total)
         gate = evaluate_gate(run.spec, run.rundir, metrics, options)
         run.rundir.write_gate(gate)
         end_rounds(run.rundir)

@@ -33,6 +33,7 @@ from holdfast.engine.outcome import confirm_finished
 from holdfast.engine.user_code import check_parameters
 from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
 from holdfast.graders.build import build_graders
+from holdfast.plan.finished import publish_finished, read_finished
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
@@ -375,7 +376,12 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
     others = [] if manifest.fresh else other_runs(identity, rundir, options.runs_dir)
     if options.outputs_of is not None:
         others.insert(0, options.outputs_of)
-    borrowed, plan = plan_with_reuse(identity, index, options.runs_dir, others, grades=not options.again)
+    known_done = b"" if options.again else read_finished(identity.survey, identity.work, rundir, index)
+    borrowed, plan = plan_with_reuse(
+        identity, index, options.runs_dir, others, grades=not options.again, known_done=known_done
+    )
+    if plan.done != known_done and not options.again:
+        publish_finished(identity.survey, identity.work, rundir, index, plan.done)
     if borrowed:
         adopt(borrowed, rundir)
         if borrowed.shared is None:

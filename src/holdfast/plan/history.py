@@ -92,6 +92,7 @@ def plan_with_reuse(
     others: Iterable[OtherRun],
     *,
     grades: bool = True,
+    known_done: bytes = b"",
 ) -> tuple[Borrowed, Plan]:
     """Return the records to borrow, without verdicts unless `grades`, and the plan with its reasons.
 
@@ -116,11 +117,14 @@ def plan_with_reuse(
             if TARGET not in stale[name].parts
         ],
         grades=grades,
+        known_done=known_done,
     )
     choose_set(index, borrowed)
     for name in borrowed.names:
         borrowed.inputs += stale[name].current
-    plan = make_plan(identity.survey, identity.work, index, borrowed)
+    if borrowed.shared is not None:
+        known_done = borrowed.shared.known_done
+    plan = make_plan(identity.survey, identity.work, index, borrowed, known_done)
     if index.rows["outputs"] or plan.complete:
         return borrowed, plan
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]

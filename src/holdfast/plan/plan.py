@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -85,9 +86,10 @@ class Work(msgspec.Struct, frozen=True):
         """Return the generation key of a trial, from the digest of what the target sees of the sample."""
         return generation_key(asked, trial, self.digest)
 
-    def numbers(self, survey: Survey) -> range:
-        """Return the numbers of all trials, in the dataset's order."""
-        return range(survey.count * self.trials)
+    def numbers(self, survey: Survey, done: bytes = b"") -> Sequence[int]:
+        """Return the numbers of all trials, in the dataset's order, except those that are marked in `done`."""
+        every = range(survey.count * self.trials)
+        return array("Q", [number for number in every if not done[number]]) if 1 in done else every
 
     def packed_keys(self, survey: Survey, numbers: Sequence[int]) -> list[Key]:
         """Return the keys of trials, as an index has them."""
@@ -262,15 +264,21 @@ def look_up(survey: Survey, work: Work, index: RunIndex, numbers: Sequence[int])
             yield TrialRecords(number, key, outputs.get(key), verdicts.get(key, _NO_VERDICTS))
 
 
-def make_plan(survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed | None = None) -> Plan:
-    """Count the trials that are finished here, finished in other runs, and not finished."""
-    finished = reused = to_grade = 0
+def make_plan(
+    survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed | None = None, known_done: bytes = b""
+) -> Plan:
+    """Count the trials that are finished here, finished in other runs, and not finished.
+
+    `known_done` has a 1 for each trial that is known to be finished, by the records of `index` or of a shared run.
+    """
+    finished, reused, to_grade = known_done.count(1), 0, 0
     lent_outputs = borrowed.outputs if borrowed else {}
     lent_verdicts = borrowed.verdicts if borrowed else {}
     records = borrowed.shared.index if borrowed and borrowed.shared else index
-    done = bytearray(survey.count * work.trials if index.rows["outputs"] else 0)
+    done = bytearray(known_done or bytes(survey.count * work.trials if index.rows["outputs"] else 0))
     if records.rows["outputs"] or lent_outputs:
-        for number, packed, own_output, own_verdicts in look_up(survey, work, records, work.numbers(survey)):
+        numbers = work.numbers(survey, known_done)
+        for number, packed, own_output, own_verdicts in look_up(survey, work, records, numbers):
             key = unpack(packed) if lent_outputs or lent_verdicts else ""
             ref = own_output or lent_outputs.get(key)
             if ref is None:

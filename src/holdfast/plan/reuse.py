@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.plan.finished import inherit_finished
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import look_up
 from holdfast.store.blobs import Blobs
@@ -87,6 +88,8 @@ class Lender(msgspec.Struct, frozen=True):
     """its outputs that are not of this run, or not as they are, by key"""
     relabelled: Set[str]
     """keys of outputs of rows that have changed only in fields that the target does not see"""
+    known_done: bytes
+    """a 1 for each trial that is known to be finished by its records; may be empty"""
 
 
 class Borrowed(msgspec.Struct):
@@ -122,13 +125,25 @@ class Borrowed(msgspec.Struct):
         return bool(self.shared or self.outputs or self.verdicts or self.steps)
 
 
-def borrow(survey: Survey, work: Work, index: RunIndex, lenders: Iterable[Offer], *, grades: bool = True) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given in the order of preference."""
+def borrow(
+    survey: Survey,
+    work: Work,
+    index: RunIndex,
+    lenders: Iterable[Offer],
+    *,
+    grades: bool = True,
+    known_done: bytes = b"",
+) -> Borrowed:
+    """Find missing outputs and grades in other runs, which are given in the order of preference.
+
+    Trials that are marked in `known_done` need nothing.
+    """
     borrowed = Borrowed()
     lenders = list(lenders)
     records = index
-    if not index.rows["outputs"] and (shareable := _find_shareable(survey, work, lenders)) is not None:
+    if not index.rows["outputs"] and (shareable := _find_shareable(survey, work, lenders, grades=grades)) is not None:
         borrowed.shared, borrowed.outputs = shareable
+        known_done = borrowed.shared.known_done
         borrowed.lenders = dict.fromkeys(borrowed.outputs, borrowed.shared.name)
         records = borrowed.shared.index
         if not grades:
@@ -146,7 +161,7 @@ def borrow(survey: Survey, work: Work, index: RunIndex, lenders: Iterable[Offer]
         if grades and (some := _missing_verdicts(work, ref, verdicts, survey.panels.panel_at(position))):
             lacking[key] = some
 
-    for number, packed, output, verdicts in look_up(survey, work, records, work.numbers(survey)):
+    for number, packed, output, verdicts in look_up(survey, work, records, work.numbers(survey, known_done)):
         key, position = unpack(packed), number // work.trials
         ref = output or borrowed.outputs.get(key)
         if ref is None:
@@ -250,7 +265,9 @@ def _other_journals(rundir: RunDir, kind: str, shared_files: Set[tuple[int, int]
                 yield path
 
 
-def _find_shareable(survey: Survey, work: Work, lenders: Iterable[Offer]) -> tuple[Lender, dict[str, OutputRef]] | None:
+def _find_shareable(
+    survey: Survey, work: Work, lenders: Iterable[Offer], *, grades: bool
+) -> tuple[Lender, dict[str, OutputRef]] | None:
     """Find a large run whose outputs nearly all belong to this run.
 
     Return it with outputs of rows that have changed only for graders, which cannot be shared as they are.
@@ -263,7 +280,8 @@ def _find_shareable(survey: Survey, work: Work, lenders: Iterable[Offer]) -> tup
         index = rundir.load(repair=False)
         if not _is_free(rundir) or index.stopped_outputs():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
-        match = _match_outputs(survey, work, index)
+        known_done = inherit_finished(survey, work, rundir, index)
+        match = _match_outputs(survey, work, index, known_done)
         if match.usable < _SHARED_PART * match.recorded:
             continue
         relabelled = {key: ref._replace(row=row) for key, (ref, row) in match.relabelled.items()}
@@ -285,6 +303,7 @@ def _find_shareable(survey: Survey, work: Work, lenders: Iterable[Offer]) -> tup
             missing=match.missing,
             unwanted={key: ref.line for key, ref in match.unwanted.items()},
             relabelled=relabelled.keys(),
+            known_done=known_done if grades and not stale else b"",
         )
         return lender, relabelled
     return None
@@ -305,10 +324,10 @@ class _Match(NamedTuple):
     """by key: outputs that are not of this run, or not as they are"""
 
 
-def _match_outputs(survey: Survey, work: Work, index: RunIndex) -> _Match:
-    """Look up the outputs of all trials in the index of another run."""
-    missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), 0
-    for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey)):
+def _match_outputs(survey: Survey, work: Work, index: RunIndex, known_done: bytes) -> _Match:
+    """Look up the outputs of all trials in the index of another run. Those that are marked have one as it is."""
+    missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), known_done.count(1)
+    for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey, known_done)):
         position = number // work.trials
         if ref is None:
             if number % work.trials == 0:

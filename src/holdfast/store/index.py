@@ -548,6 +548,18 @@ class RunIndex:
             keys |= dict.fromkeys(key for (key,) in self.db.execute(sql, (sample, trial)))
         return [unpack(key) for key in keys]
 
+    @property
+    def has_later_rows(self) -> bool:
+        """True if lines were read that the published file does not cover."""
+        return sum(extent.end for extent in self.extents.values()) != self.published_bytes
+
+    def replaces_outputs(self) -> bool:
+        """Return True if an output that was read after the published file replaces one in it."""
+        if not self.counts("outputs") or not self.rows["outputs"]:
+            return False
+        sql = "SELECT 1 FROM main.outputs WHERE key IN (SELECT key FROM base.outputs) LIMIT 1"
+        return self.db.execute(sql).fetchone() is not None
+
     def drop_output(self, key: str, ref: OutputRef) -> None:
         """Let an output not count any longer. Another one that is recorded later counts."""
         self._dropped[pack(key)] = ref.line.path, ref.line.offset
