@@ -4,13 +4,13 @@ import gc
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.forking import start_warm_process
+from tests.support.forking import STARTED, start_warm_process
 from tests.support.invocations import invocation
 from tests.support.nat import nat
 from tests.support.running import HOME, Server, holdfast, run_dir, server, write_eval
@@ -68,6 +68,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = waiting if not modules else []
     for number, module in enumerate(modules.values()):
         items += waiting[round(number * share) : round((number + 1) * share)] + module
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Forget the processes that the test before has started."""
+    STARTED.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say of a failed test which processes it has started, and whether warm: a cold one may behave differently."""
+    report = yield
+    if report.failed and STARTED:
+        report.sections.append(("processes started (COLD=1 starts all of them cold)", "\n".join(STARTED[-50:])))
+    return report
 
 
 def pytest_collection_finish() -> None:

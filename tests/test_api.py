@@ -63,7 +63,7 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 class TestPublicNames:
-    def test_they_are_these_and_no_others(self) -> None:
+    def test_the_package_exports_exactly_these_names(self) -> None:
         assert holdfast.__all__ == [
             "AttemptError",
             "Calls",
@@ -149,11 +149,11 @@ class TestFunctions:
         run = evaluate(target=shout, graders=[score])
         assert list(run.metrics.graders) == ["score_function"] and run.score == 1
 
-    def test_a_callable_object_will_do(self, evaluate: Any) -> None:
+    def test_a_callable_object_can_be_a_target(self, evaluate: Any) -> None:
         run = evaluate(target=shout, graders=[Checker()])
         assert run.score == 1 and list(run.metrics.graders) == ["Checker"]
 
-    def test_what_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_a_function_that_is_not_written_in_python_is_refused(self, evaluate: Any, tmp_path: Path) -> None:
         for target in (len, functools.partial(shout, "x")):
             with pytest.raises(UsageError, match="Holdfast cannot detect"):
                 evaluate(target=target)
@@ -195,7 +195,7 @@ class Agent:
 
 
 class TestWhatAFunctionCarries:
-    """Two functions that answer differently never share a run, even where their source is the same."""
+    """Two functions that answer differently never share a run, even if their source is the same."""
 
     @pytest.mark.parametrize(
         ("one", "other"),
@@ -207,7 +207,7 @@ class TestWhatAFunctionCarries:
         ],
         ids=["lambdas", "closures", "methods", "objects"],
     )
-    def test_is_part_of_its_key(self, evaluate: Any, one: Any, other: Any) -> None:
+    def test_a_value_that_a_function_carries_is_part_of_its_key(self, evaluate: Any, one: Any, other: Any) -> None:
         runs = [evaluate(target=target) for target in (one, other, one)]
         assert runs[0].path == runs[2].path != runs[1].path
         assert [run.results()[0]["output"] for run in runs] == ["word01", "word02", "word01"]
@@ -217,7 +217,7 @@ class TestWhatAFunctionCarries:
         [suffixed(object()), Agent(object()).reply, Agent({1, object()})],
         ids=["closure", "method", "object"],
     )
-    def test_is_refused_where_a_change_of_it_could_not_be_noticed(
+    def test_a_value_whose_changes_could_go_unnoticed_is_refused(
         self, evaluate: Any, tmp_path: Path, carried: Any
     ) -> None:
         with pytest.raises(UsageError, match=r"(?s)captures (self\.)?suffix.*Use plain values"):
@@ -415,7 +415,7 @@ class TestClassesAndObjects:
         ],
         ids=["object", "unhashable", "empty", "slots", "dataclass", "method", "closure"],
     )
-    def test_what_a_run_changes_in_an_object_runs_nothing_again(self, agents: Any, calls: Any, make: Any) -> None:
+    def test_a_change_that_a_run_makes_to_an_object_reruns_nothing(self, agents: Any, calls: Any, make: Any) -> None:
         target = make(agents)
         run, called = calls(target)
         assert run.finished and len(called) in (12, 14)
@@ -426,9 +426,7 @@ class TestClassesAndObjects:
         assert calls(make(agents)) == (run, []), "another object that begins as this one did is the same"
 
     @pytest.mark.parametrize("name", ["Agent", "Empty", "Slotted", "Fields"])
-    def test_what_is_changed_in_an_object_between_two_runs_runs_all_again(
-        self, agents: Any, calls: Any, name: str
-    ) -> None:
+    def test_a_change_to_an_object_between_two_runs_reruns_everything(self, agents: Any, calls: Any, name: str) -> None:
         target = getattr(agents, name)()
         first, _ = calls(target)
         target.suffix = "?"
@@ -439,7 +437,7 @@ class TestClassesAndObjects:
         assert calls(target)[0].results()[0]["output"] == "WORD0!"
         assert first.results()[0]["output"] == "WORD0!"
 
-    def test_a_change_inside_a_value_is_one_too(self, agents: Any, calls: Any) -> None:
+    def test_a_change_inside_an_objects_value_reruns_everything(self, agents: Any, calls: Any) -> None:
         target = agents.Fields()
         first, _ = calls(target)
         target.options["a"].append(2)
@@ -515,7 +513,7 @@ class TestFilesThatChange:
         expected = {"own_agent.py": "oldnew", "own_helper.py": "newold"}[edited]
         assert by_file("own_agent.py").results()[0]["output"] == expected
 
-    def test_two_files_have_each_the_helper_beside_them(self, by_file: Any, tmp_path: Path) -> None:
+    def test_each_of_two_files_uses_the_helper_next_to_it(self, by_file: Any, tmp_path: Path) -> None:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "its_util.py").write_text(f"word = {name!r}\n")
@@ -547,7 +545,7 @@ class TestFiles:
         run = evaluate(path, target=shout, dataset="d.jsonl")
         assert run.finished and run.metrics.total == 12, "and paths are relative to the file"
 
-    def test_a_models_name_takes_the_place_of_the_files(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_a_models_name_overrides_the_files_target(self, evaluate: Any, tmp_path: Path) -> None:
         with server() as mock:
             path = write_spec(tmp_path, target={"model": "first", "base_url": mock.base_url})
             run = evaluate(path, target="second")
@@ -560,7 +558,7 @@ class TestFiles:
         with pytest.raises(ConfigError, match=r"promt: unknown key \(did you mean 'prompt'\?\)"):
             evaluate(path, trials=1, promt="x")
 
-    def test_a_dataset_by_its_path(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_a_dataset_can_be_given_by_its_path(self, evaluate: Any, tmp_path: Path) -> None:
         write_rows(tmp_path / "d.jsonl", SAMPLES)
         for dataset in (str(tmp_path / "d.jsonl"), tmp_path / "d.jsonl", {"path": str(tmp_path / "d.jsonl")}):
             run = holdfast.evaluate(
@@ -645,13 +643,13 @@ class TestRuns:
 
 
 class TestEventLoops:
-    def test_it_works_inside_a_running_loop(self, evaluate: Any) -> None:
+    def test_evaluate_works_inside_a_running_event_loop(self, evaluate: Any) -> None:
         async def main() -> Any:
             return evaluate(target=shout_later, graders=[starts_right])
 
         assert asyncio.run(main()).score == 0.5
 
-    def test_what_goes_wrong_there_is_raised_there(self, evaluate: Any, tmp_path: Path) -> None:
+    def test_an_error_inside_a_running_event_loop_is_raised_by_evaluate(self, evaluate: Any, tmp_path: Path) -> None:
         async def main() -> None:
             with pytest.raises(ConfigError, match="asks for nothing_we_have"):
                 evaluate(target=wants_too_much)
@@ -659,7 +657,7 @@ class TestEventLoops:
         asyncio.run(main())
         assert not (tmp_path / "runs").exists()
 
-    def test_it_leaves_the_programs_own_signal_handlers_alone(self, evaluate: Any) -> None:
+    def test_evaluate_keeps_the_programs_own_signal_handlers(self, evaluate: Any) -> None:
         def mine(*_: Any) -> None:
             """The program's own."""
 
@@ -706,7 +704,9 @@ class TestEvaluateAsync:
         run = asyncio.run(main())
         assert run.finished and run.score == 1
 
-    def test_cancelling_it_stops_the_run_and_the_same_call_resumes(self, keys: dict[str, Any], tmp_path: Path) -> None:
+    def test_cancelling_the_call_stops_the_run_and_the_same_call_resumes(
+        self, keys: dict[str, Any], tmp_path: Path
+    ) -> None:
         async def main() -> None:
             call = asyncio.create_task(holdfast.evaluate_async(**keys))
             await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
@@ -722,7 +722,7 @@ class TestEvaluateAsync:
         resumed = asyncio.run(holdfast.evaluate_async(**keys))
         assert resumed.finished and len(ASKED) == len(SAMPLES) + 1, "only the request in flight is repeated"
 
-    def test_a_timeout_of_the_caller_stops_it_too(self, keys: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_timeout_of_the_caller_stops_the_run(self, keys: dict[str, Any], tmp_path: Path) -> None:
         async def main() -> None:
             async with asyncio.timeout(None) as deadline:
                 call = holdfast.evaluate_async(**keys)
@@ -735,7 +735,7 @@ class TestEvaluateAsync:
             asyncio.run(main())
         assert len(lines(next(tmp_path.glob("e/*/outputs.jsonl")))) == 5
 
-    def test_errors_are_raised_where_it_is_awaited(self, keys: dict[str, Any], tmp_path: Path) -> None:
+    def test_errors_are_raised_where_the_call_is_awaited(self, keys: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="asks for nothing_we_have"):
             asyncio.run(holdfast.evaluate_async(**{**keys, "target": wants_too_much}))
         assert not list(tmp_path.iterdir())
@@ -759,7 +759,7 @@ class TestWorkers:
         samples = [{"id": f"s{number}", "q": f"word{number}", "expected": f"WORD{number}"} for number in range(12)]
         return write_spec(tmp_path, samples=samples, prompt="{{ q }}", target={"python": "agent.py:reply"})
 
-    def test_they_share_the_work_and_give_the_numbers_of_one_process(
+    def test_workers_share_the_work_and_give_the_numbers_of_one_process(
         self, evaluate: Any, eval_file: Any, tmp_path: Path
     ) -> None:
         shared = evaluate(eval_file, workers=2)
@@ -768,13 +768,13 @@ class TestWorkers:
         alone = evaluate(eval_file, runs_dir=tmp_path / "alone")
         assert {**alone.metrics.to_dict(), "timing": None} == {**shared.metrics.to_dict(), "timing": None}
 
-    def test_they_work_where_an_event_loop_is_running(self, evaluate: Any, eval_file: Any) -> None:
+    def test_workers_can_be_used_inside_a_running_event_loop(self, evaluate: Any, eval_file: Any) -> None:
         async def notebook() -> Any:
             return evaluate(eval_file, workers=1)
 
         assert asyncio.run(notebook()).finished
 
-    def test_what_they_cannot_do_is_refused_before_anything_is_written(
+    def test_options_that_workers_cannot_take_are_refused_before_anything_is_written(
         self, evaluate: Any, eval_file: Any, tmp_path: Path
     ) -> None:
         with pytest.raises(UsageError, match=r"cannot be passed to worker processes: .*shout"):

@@ -23,8 +23,8 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.cluster.watch.logs import follow
 from holdfast.data.dataset import Sample
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats.providers import resolve_eval
 from holdfast.graders.types import Case
+from holdfast.spec.formats import resolve_eval
 from tests.support.running import ROOT, Server
 from tests.support.running import holdfast as run_command
 from tests.support.specs import command, identities, load, output_of, who, write_spec
@@ -75,7 +75,7 @@ def evaluate(tmp_path: Path, installed: Path) -> Callable[..., holdfast.Run]:
 
 
 class TestGraders:
-    def test_one_grades_with_its_own_keys_and_threshold(self, evaluate: Any) -> None:
+    def test_a_grader_has_its_own_keys_and_threshold(self, evaluate: Any) -> None:
         run = evaluate(graders=[{"type": "politeness", "at_least": 2}])
         assert [row["grades"]["politeness"]["score"] for row in run.results()] == [0.5, 1.0, 0.0]
         assert [row["grades"]["politeness"]["status"] for row in run.results()] == ["passed", "passed", "failed"]
@@ -110,7 +110,7 @@ class TestGraders:
             ("exception", r"graders.py:\d+: LookupError: no rhyme for a"),
         ],
     )
-    def test_a_careless_one_makes_error_grades_and_no_scores(self, evaluate: Any, answer: str, message: str) -> None:
+    def test_a_careless_grader_makes_error_grades_and_no_scores(self, evaluate: Any, answer: str, message: str) -> None:
         run = evaluate(samples=ROWS[:1], graders=[{"type": "rhyme", "answer": answer}], accept_errors=True)
         grade = run.results()[0]["grades"]["rhyme"]
         assert (grade["status"], grade["score"]) == ("error", None)
@@ -119,12 +119,20 @@ class TestGraders:
 
 
 class TestTargets:
-    def test_one_answers_with_its_own_keys(self, evaluate: Any) -> None:
+    def test_a_target_answers_with_its_own_keys(self, evaluate: Any) -> None:
         run = evaluate(target={"type": "echo", "suffix": "!"}, graders=[{"type": "exact", "expected": "{{ q }}!"}])
         assert run.score == 1 and run.metrics.target == "echo"
         assert run.metrics.usage.requests == 3
 
-    def test_its_exceptions_are_errors_of_a_trial(self, evaluate: Any) -> None:
+    def test_a_target_is_measured_with_a_benchmark(self, evaluate: Any, tmp_path: Path) -> None:
+        (tmp_path / "eval.yaml").write_text(
+            'schemaVersion: "1.0"\nbenchmark: gsm8k-sample\ntarget: {type: echo, suffix: "!"}\ndataset: {limit: 1}\n'
+        )
+        run = holdfast.evaluate(tmp_path / "eval.yaml", runs_dir=tmp_path / "runs")
+        assert run.metrics.target == "echo"
+        assert [row["output"].endswith("Answer:!") for row in run.results()] == [True]
+
+    def test_exceptions_of_a_target_are_errors_of_a_trial(self, evaluate: Any) -> None:
         rows = [*ROWS, {"id": "d", "q": "crash"}]
         run = evaluate(samples=rows, graders=[], limits={"retries": 0}, accept_errors=True)
         assert [row["sample"] for row in run.results() if row.get("output") is None] == ["d"]
@@ -190,7 +198,7 @@ class TestAgents:
 
 
 class TestExporters:
-    def test_one_writes_a_run_with_its_own_options(
+    def test_an_exporter_writes_a_run_with_its_own_options(
         self, evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output = {"export": [{"to": "menu", "dir": str(tmp_path / "menus"), "title": "Today"}]}
@@ -200,7 +208,7 @@ class TestExporters:
         assert ended.code == 0 and f"wrote {tmp_path}/menus/menu.md" in ended.out
         assert (tmp_path / "menus" / "menu.md").read_text().startswith("# Tonight\n")
 
-    def test_an_option_that_it_does_not_take_fails_the_export_alone(self, evaluate: Any) -> None:
+    def test_an_unknown_option_of_an_exporter_fails_only_the_export(self, evaluate: Any) -> None:
         with pytest.warns(RuntimeWarning, match="cannot export to menu: .*keyword argument 'titel'"):
             run = evaluate(graders=POLITENESS, output={"export": [{"to": "menu", "titel": "Today"}]})
         assert run.finished and run.exit_code == 0
@@ -221,6 +229,29 @@ class TestFormats:
         run = holdfast.evaluate(path, runs_dir=tmp_path / "runs", trials=2)
         assert (run.metrics.eval, run.metrics.total, run.score) == ("soups", 4, 1.0) if run.metrics else False
 
+    def test_a_folder_is_read_by_the_format_that_claims_it(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for title in ("soups", "salads"):
+            book = tmp_path / title
+            book.mkdir()
+            (book / "cookbook.toml").write_text(f'title = "{title}"\n')
+            (book / "goulash.md").write_text("Cook it for hours.")
+        run = holdfast.evaluate(tmp_path / "soups", runs_dir=tmp_path / "runs")
+        assert (run.metrics.eval, run.score) == ("soups", 1.0) if run.metrics else False
+        assert [row["sample"] for row in run.results()] == ["goulash"]
+        again = command(monkeypatch, capsys, tmp_path, "eval", "soups", "--dry-run")
+        assert again.code == 0 and "1 trial of 1 sample: 1 finished" in again.out and not again.err
+        both = command(monkeypatch, capsys, tmp_path, "eval", "soups", "salads/", "trials=2")
+        assert both.code == 0 and "soups" in both.out and "salads" in both.out, both.err
+
+    def test_a_folder_that_no_format_claims_is_refused(
+        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        ended = command(monkeypatch, capsys, tmp_path, "eval", "empty")
+        assert ended.code == 2 and "empty is a folder without an eval.yaml" in ended.err
+
     def test_the_package_is_not_imported_for_native_files(self, installed: Path, tmp_path: Path) -> None:
         script = "import holdfast as h, sys; h.evaluate('eval.yaml'); print('holdfast_kitchen.formats' in sys.modules)"
         write_spec(tmp_path, **HI, graders=[])
@@ -238,7 +269,7 @@ class TestFormats:
 class TestFunctions:
     """`package.module:function` works wherever `file.py:function` does."""
 
-    def test_they_are_targets_tools_users_graders_and_keep_state(self, evaluate: Any) -> None:
+    def test_functions_of_a_package_are_targets_tools_users_graders_and_keep_state(self, evaluate: Any) -> None:
         module = "holdfast_kitchen.functions"
         run = evaluate(
             target={
@@ -256,13 +287,13 @@ class TestFunctions:
         with pytest.raises(ConfigError, match=r"graders\[0\]: no module named kitchen.sink\n(?s:.*)as FILE.py:wash"):
             identities(load(tmp_path, graders=[{"type": "python", "function": "kitchen.sink:wash"}]))
 
-    def test_other_texts_name_no_function(self, tmp_path: Path) -> None:
+    def test_a_text_without_a_function_name_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"'kitchen/sink' does not name a function: write FILE.py:NAME"):
             load(tmp_path, graders=[{"type": "python", "function": "kitchen/sink"}])
 
 
 class TestExecutors:
-    def test_one_runs_the_jobs_of_a_launch(
+    def test_an_executor_runs_the_jobs_of_a_launch(
         self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PYTHONPATH", str(installed))  # the jobs need the plug-in, too
@@ -292,7 +323,7 @@ class TestExecutors:
 
 
 class TestTasks:
-    def test_one_is_run_by_its_name(
+    def test_a_task_is_run_by_its_name(
         self,
         installed: Path,
         tmp_path: Path,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.running import ROOT
+from tests.support.running import ROOT, environment
+from tests.support.specs import write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +32,15 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 
 REGISTRIES = {
     "cluster/config/executor.py",
-    "graders/lm_eval.py",
     "spec/exports.py",
     "spec/load_graders.py",
     "spec/target_schema.py",
+    "spec/plugins.py",
     "targets/batching.py",
-    "targets/http.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
+PLUGINS = {"formats", "benchmarks"}
+"""the packages of built-in plug-ins, which `spec/plugins.py` names"""
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
     "spec/eval_schema.py": {"nat"},
@@ -54,7 +58,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of ours that a file imports, also for the type checker alone, each as its parts and a line."""
+    """Yield the modules of ours that a file imports, for the type checker too, each as its parts and a line."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -70,7 +74,7 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def references(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of ours that a file names as `module:attribute`, each as its parts."""
+    """Yield the modules of ours that a file names as `module:attribute`, each as its parts."""
     for node in nodes(path):
         if isinstance(node, ast.Constant) and re.fullmatch(r"holdfast(\.\w+)+:\w+", str(node.value)):
             yield tuple(str(node.value).partition(":")[0].split(".")[1:])
@@ -142,16 +146,44 @@ def test_only_registries_name_modules_of_later_packages() -> None:
     assert naming == REGISTRIES
 
 
-def test_the_core_names_foreign_formats_only_in_registries() -> None:
+def test_only_the_list_of_benchmarks_imports_a_built_in_plugin() -> None:
+    importing = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if file.relative_to(SOURCE).parts[0] not in PLUGINS and any(module[0] in PLUGINS for module in imports(file))
+    }
+    assert importing == {"cli/tasks.py"}
+
+
+def test_the_core_names_foreign_formats_only_in_the_table_of_plugins() -> None:
     mentions: dict[str, set[str]] = {}
     for file in SOURCE.rglob("*.py"):
-        own = str(file.relative_to(SOURCE))
-        for line in file.read_text().splitlines():
-            registered = own in REGISTRIES and re.search(r'"holdfast\.formats\.[\w.]+:\w+"', line)
-            names = re.findall(r"\w*waza\w*|\bnat\b|\w*flexeval\w*", line, re.IGNORECASE)
-            if names and not registered and not own.startswith("formats/"):
-                mentions.setdefault(own, set()).update(names)
+        own = file.relative_to(SOURCE)
+        names = re.findall(r"\w*waza\w*|\bnat\b|\w*flexeval\w*", file.read_text(), re.IGNORECASE)
+        if names and own.parts[0] not in PLUGINS and str(own) != "spec/plugins.py":
+            mentions[str(own)] = set(names)
     assert mentions == FOREIGN
+
+
+def test_an_ordinary_eval_runs_without_the_built_in_plugins(tmp_path: Path) -> None:
+    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[{"question": "1 + 1", "expected": 2}])
+    script = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.startswith('holdfast.') and name.split('.')[1] in {PLUGINS}:\n"
+        "            raise ImportError(f'{name} is blocked')\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import holdfast\n"
+        "from holdfast.cli.main import main\n"
+        "assert holdfast.evaluate('eval.yaml').score == 1\n"
+        "sys.argv = ['holdfast', 'eval', 'eval.yaml', '--fresh', '--display', 'json']\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)

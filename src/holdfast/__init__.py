@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from holdfast.export.result import compare as compare
     from holdfast.export.result import gate as gate
     from holdfast.export.result import load_run as load_run
-    from holdfast.formats import Format as Format
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
     from holdfast.graders.types import SetVerdict as SetVerdict
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from holdfast.report.run_view import RunView as RunView
     from holdfast.spec.document import Document as Document
     from holdfast.spec.eval import Origin as Origin
+    from holdfast.spec.formats import Format as Format
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
     from holdfast.spec.overrides import Override as Override
     from holdfast.spec.target_schema import TargetBlock as TargetBlock
@@ -72,7 +72,7 @@ _HOMES = {
     "Context": "holdfast.targets.python",
     "Display": "holdfast.display.types",
     "Document": "holdfast.spec.document",
-    "Format": "holdfast.formats",
+    "Format": "holdfast.spec.formats",
     "GraderBlock": "holdfast.spec.grader_schema",
     "HoldfastError": "holdfast.errors",
     "InstantGrader": "holdfast.graders.types",

@@ -17,9 +17,9 @@ from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
 from holdfast.export.live import export_after_run
 from holdfast.export.result import Run
-from holdfast.formats import to_native
 from holdfast.functions.callables import Callables, capture_block, capture_grader
-from holdfast.spec.document import Document, read_document
+from holdfast.spec.document import Document
+from holdfast.spec.formats import folder_of, read_eval, to_native
 from holdfast.spec.load import build_eval
 from holdfast.spec.plugins import load_reference
 
@@ -224,10 +224,10 @@ def _read_eval(
     """keys of the target that another tool's file sets for any target"""
     if eval_file is not None:
         overrides: list[Override] = [] if target is None else [(("target",), _target_kind(target))]
-        path = Path(eval_file)
-        document, remaining = to_native(read_document(path), overrides)
+        written = read_eval(Path(eval_file))
+        document, remaining = to_native(written, overrides)
         target_keys = {key[1]: value for key, value in remaining if key[0] == "target" and len(key) == 2}
-        folder = path.resolve().parent
+        folder = folder_of(written)
     data = {**document.data, **fields}
     if isinstance(data.get("dataset"), str | Path):
         data["dataset"] = {"path": str(data["dataset"])}

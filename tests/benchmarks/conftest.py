@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="package")
 def forked_compilers() -> Iterator[None]:
-    """Fork the processes that compile, which import lm-eval, also where tests call what starts them."""
-    start_warm_process()  # whose environment that of a forked process must equal
+    """Fork the processes that compile, which import lm-eval, even if code under test starts them."""
+    start_warm_process()  # a forked process must have its environment
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", ForkedIfPossible)
         yield

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks import index
+from holdfast.benchmarks import names as index
 from holdfast.benchmarks.cache import cache_folder
 from holdfast.benchmarks.compile import compile_benchmark
 from holdfast.benchmarks.compiler import CompileRequest, explain
+from holdfast.benchmarks.format import find_benchmark, named_benchmark
 from holdfast.benchmarks.names import find_listed
 from holdfast.cli.suite import suite_of
 from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
@@ -21,13 +22,11 @@ from holdfast.cluster.remote.transport import Here
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import ConfigError, UsageError
-from holdfast.formats import load_any
-from holdfast.formats.benchmark import find_benchmark
-from holdfast.formats.providers import find_file, named_benchmark
-from holdfast.formats.suite import load_suite
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
 from holdfast.spec.eval_schema import BenchmarkBlock
+from holdfast.spec.formats import find_file, load_any
+from holdfast.spec.suite import load_suite
 from tests.support.running import holdfast, metrics, run_dir, server
 from tests.support.specs import command
 
@@ -98,7 +97,7 @@ def test_rows_are_used_again_until_the_data_changes_also_without_lm_eval(
 
 
 @pytest.mark.usefixtures("place")
-def test_what_was_fetched_from_a_folder_runs_without_it_and_without_lm_eval(
+def test_a_benchmark_fetched_from_a_folder_runs_without_the_folder_and_lm_eval(
     place: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,7 +141,7 @@ def test_a_chat_has_its_examples_as_turns() -> None:
         ("piqa", "has no dataset baber/piqa", "Copy it to"),
     ],
 )
-def test_what_cannot_be_compiled_says_why(name: str, message: str, hint: str) -> None:
+def test_a_benchmark_that_cannot_be_compiled_is_refused_with_the_reason(name: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         compiled(name)
     assert hint in str(caught.value.remedy)
@@ -199,7 +198,7 @@ def test_notes_for_programs_are_events(
 
 
 @pytest.mark.usefixtures("place")
-def test_one_suite_has_both_settings_of_a_benchmark_and_each_note_once() -> None:
+def test_a_suite_has_both_settings_of_a_benchmark_and_shows_each_note_once() -> None:
     cells = load_suite(suite_of(["winogrande", "lm-eval/winogrande"], ["m", "other"]), MODEL[1:])
     assert [cell.eval for cell in cells] == ["winogrande"] * 2 + ["lm-eval/winogrande"] * 2
     notices = [notice for cell in cells for notice in cell.spec.notices]
@@ -270,7 +269,7 @@ def test_a_file_selects_rows_of_its_benchmark(tmp_path: Path) -> None:
         ("trials: 1", [(("dataset",), {"path": "a"})], "dataset.path: `dataset.path` cannot be combined with"),
     ],
 )
-def test_what_a_benchmark_brings_cannot_be_set_beside_it(
+def test_keys_that_a_benchmark_sets_are_refused_in_its_eval_file(
     tmp_path: Path, line: str, overrides: list[Any], message: str
 ) -> None:
     file = tmp_path / "eval.yaml"

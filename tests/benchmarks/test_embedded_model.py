@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.echoing import MODEL, echoing_model
-from tests.support.lm_eval_equality import assert_equal_to_lm_eval
-from tests.support.lm_eval_runs import evaluate_with_lm_eval
+from tests.support.lm_eval_runs import assert_equal_to_lm_eval, evaluate_with_lm_eval
 from tests.support.running import holdfast, lines
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.lm_eval_equality import assert_equal_to_lm_eval
-from tests.support.lm_eval_runs import evaluate_with_lm_eval
+from tests.support.lm_eval_runs import assert_equal_to_lm_eval, evaluate_with_lm_eval
 from tests.support.running import holdfast, run_dir, server
 
 if TYPE_CHECKING:

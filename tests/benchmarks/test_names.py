@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks import index
-from holdfast.benchmarks.index import OVERLAY, overlay_index, read_index, scan, tasks_folder
-from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names, table
+from holdfast.benchmarks import names as index
+from holdfast.benchmarks.names import (
+    OVERLAY,
+    find_in_lm_eval,
+    find_listed,
+    known_names,
+    overlay_index,
+    read_index,
+    scan,
+    table,
+    tasks_folder,
+)
 from holdfast.errors import UsageError
-from holdfast.formats.providers import resolve_eval
+from holdfast.spec.formats import load_any, read_eval, resolve_eval
 from tests.support.specs import command
 
 if TYPE_CHECKING:
@@ -133,6 +142,27 @@ def test_a_benchmark_needs_a_model(
     assert "hint: holdfast eval hellaswag -m MODEL" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("target", "has_params"),
+    [
+        ({"mock": "waza"}, False),
+        ({"agent": "claude-code", "model": "m"}, False),
+        ({"command": ["cat"]}, False),
+        ({"python": "agent.py:reply"}, True),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_benchmark_measures_any_kind_of_target(tmp_path: Path, target: dict[str, Any], has_params: bool) -> None:
+    (tmp_path / "agent.py").write_text("def reply(context):\n    return 'The answer is 7.'\n")
+    path = tmp_path / "eval.yaml"
+    path.write_text(json.dumps({"schemaVersion": "1.0", "benchmark": "gsm8k-sample", "target": target}))
+    spec = load_any(read_eval(path))
+    kept = spec.target.model_dump(exclude_unset=True)
+    assert {key: kept[key] for key in target} == target and ("params" in kept) is has_params
+    noted = any("gsm8k-sample sets `params`, which the target" in notice for notice in spec.notices)
+    assert noted is not has_params
+
+
 @pytest.mark.usefixtures("no_lm_eval")
 class TestWithoutLmEval:
     def test_names_are_listed_and_shown(
@@ -159,7 +189,7 @@ class TestWithoutLmEval:
     ) -> None:
         assert "is not installed" in command(monkeypatch, capsys, tmp_path, "tasks", "ls", "--all", "arc*").err
 
-    def test_its_settings_are_not_exchanged_for_others(
+    def test_settings_of_lm_eval_are_not_replaced_by_others_without_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         ended = command(monkeypatch, capsys, tmp_path, "eval", "lm-eval/hellaswag", "-m", "m")

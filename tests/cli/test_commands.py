@@ -201,7 +201,7 @@ class TestItself:
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
         assert {"holdfast.http.connections", "holdfast.graders.python"} <= imported
-        unused = {"holdfast.benchmarks.names", "holdfast.formats.providers", "holdfast.formats.waza"}
+        unused = {"holdfast.benchmarks", "holdfast.formats"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.graders.files", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.engine.hooks"}

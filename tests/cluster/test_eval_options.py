@@ -18,9 +18,9 @@ from holdfast.cluster.remote.bundle import collect, copies_in, load_sent, send_b
 from holdfast.cluster.remote.registry import InvocationRegistry
 from holdfast.cluster.remote.submit import RunPreviews, preview
 from holdfast.cluster.remote.transport import Here
-from holdfast.formats import load_any
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any
 from tests.support.launching import Site, calmly
 from tests.support.running import holdfast, lines, metrics, run_dir, server, start, write_eval
 

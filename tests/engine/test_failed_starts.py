@@ -11,8 +11,8 @@ from holdfast.display.displays import Quiet
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
-from holdfast.formats import load_any
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any
 from tests.support.running import holdfast, run_dir
 
 if TYPE_CHECKING:

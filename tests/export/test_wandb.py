@@ -15,8 +15,7 @@ import pytest
 from holdfast.export.wandb import detect
 from tests.support.lab import Lab, rows
 from tests.support.running import ROOT, Server, environment, holdfast, metrics, module_server
-from tests.support.wandb_double import wandb_double
-from tests.support.wandb_file import OfflineRun
+from tests.support.wandb_double import OfflineRun, wandb_double
 
 KEY = "5ecre7" + "0123456789abcdef" * 2 + "01"
 NOBODY = "http://127.0.0.1:1"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.batch_providers import PROVIDERS, run_batch, settings
-from tests.support.batches import batch_server, prompt_of
+from tests.support.batches import PROVIDERS, batch_server, prompt_of, run_batch, settings
 from tests.support.breaking import (
     assert_each_once,
     kept,
@@ -189,7 +188,7 @@ def test_workers_take_over_the_batch_of_one_that_was_killed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_what_an_expired_batch_holds_counts_and_the_rest_goes_into_the_next(api: str, tmp_path: Path) -> None:
+def test_replies_of_an_expired_batch_count_and_the_rest_goes_into_the_next(api: str, tmp_path: Path) -> None:
     with batch_server(api) as server:
         server.leaves_out = {"question 2", "question 5"}
         run(write_batch_eval(tmp_path, server))
@@ -199,7 +198,7 @@ def test_what_an_expired_batch_holds_counts_and_the_rest_goes_into_the_next(api:
         assert kept(run_dir(tmp_path), "errors") == []
 
 
-def test_what_a_batch_leaves_out_is_asked_live_on_request_also_by_a_later_process(tmp_path: Path) -> None:
+def test_requests_that_a_batch_leaves_out_are_sent_live_if_asked_for_even_by_a_later_process(tmp_path: Path) -> None:
     with batch_server() as server:
         server.leaves_out = {"question 2"}
         eval_file = write_batch_eval(tmp_path, server, batch={"then": "live"})
@@ -660,7 +659,7 @@ def test_results_that_arrive_in_part_are_fetched_again_and_not_paid_for_again(tm
     assert_each_once(run_dir(tmp_path), ROWS)
 
 
-def test_what_was_paid_for_and_never_arrived_is_no_part_of_a_known_cost(tmp_path: Path) -> None:
+def test_replies_that_were_paid_for_and_never_arrived_make_the_cost_unknown(tmp_path: Path) -> None:
     with batch_server() as server:
         server.cuts = 3
         eval_file = write_batch_eval(tmp_path, server, prices={"m": {"input": 1, "output": 1}})

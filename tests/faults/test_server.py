@@ -334,7 +334,7 @@ def test_a_server_that_rejects_everything_is_not_asked_for_all_of_it(tmp_path: P
     assert {(error["kind"], error["status"]) for error in kept(run_dir(tmp_path), "errors")} == {("bad_request", 400)}
 
 
-def test_one_rejected_sample_does_not_stop_the_others(tmp_path: Path, provider: Server) -> None:
+def test_a_rejected_sample_does_not_stop_the_others(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(
         tmp_path,
         provider.base_url,

@@ -173,7 +173,7 @@ def test_a_run_resumes_with_another_number_of_workers(
     assert_same_numbers(run, calm)
 
 
-def test_one_process_can_continue_where_workers_stopped(
+def test_a_single_process_can_continue_where_workers_stopped(
     tmp_path: Path, provider: Server, eval_file: Path, calm: Path
 ) -> None:
     provider.control(latency=0.1)

@@ -13,10 +13,9 @@ from ruamel.yaml import YAML
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError
-from holdfast.formats import load_any
-from holdfast.formats.nat.stream import usage_of
-from holdfast.formats.nat.trace import messages_of
+from holdfast.formats.nat.steps import messages_of, usage_of
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any
 from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.nat import install_components, nat_project
 from tests.support.running import PATIENCE, holdfast, lines, metrics, run_dir, wait_for
@@ -191,7 +190,7 @@ def test_without_the_profiler_its_files_are_left_out_and_the_package_is_named(na
     edit(config, eval__general__profiler={"base_metrics": True})
     code = (
         "import sys; sys.modules['nat.plugins.profiler'] = None\n"  # as if it were not installed
-        "from pathlib import Path; from holdfast.formats import load_any\n"
+        "from pathlib import Path; from holdfast.spec.formats import load_any\n"
         "from holdfast.spec.document import read_document\n"
         "print(*load_any(read_document(Path('config.yml'))).notices, sep='\\n')\n"
     )
@@ -246,7 +245,7 @@ def test_without_nat_the_packages_to_install_are_named(tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_not_supported_is_refused_by_name_with_the_reason(
+def test_unsupported_keys_are_refused_by_name_with_the_reason(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = nat_project(tmp_path)
@@ -257,7 +256,7 @@ def test_what_is_not_supported_is_refused_by_name_with_the_reason(
     assert f"{config}:" in str(refused.value)
 
 
-def test_what_is_refused_can_be_left_out_on_the_command_line(tmp_path: Path) -> None:
+def test_refused_keys_can_be_unset_on_the_command_line(tmp_path: Path) -> None:
     config = nat_project(tmp_path)
     edit(config, eval__general__output__custom_scripts={"a": {"script": "a.py"}})
     spec = load_any(read_document(config), [(("eval", "general", "output", "custom_scripts"), None)])

@@ -182,7 +182,7 @@ def as_text(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_both_write_the_same_files(name: str, both: Path) -> None:
+def test_holdfast_and_nat_write_the_same_files(name: str, both: Path) -> None:
     theirs, ours = both / "theirs" / name, both / "out" / name
     extra = {".holdfast.json", "workflow_output.jsonl"}
     assert {path.name for path in ours.iterdir()} - extra == {path.name for path in theirs.iterdir()}

@@ -255,7 +255,7 @@ def export_of(folder: Path, *arguments: str) -> dict[str, Any]:
     return exported(run_dir(folder, "small"))
 
 
-def test_what_was_not_graded_is_skipped(tmp_path: Path) -> None:
+def test_a_trial_that_was_not_graded_is_skipped(tmp_path: Path) -> None:
     task = "id: one\ninputs: {prompt: x, follow_up_prompts: [y]}\n"
     task += "checkpoints: [{after_turn: 1, on_failure: stop, graders: [{type: text, contains: [nothing like it]}]}]\n"
     tree(tmp_path, tasks_a_yaml=task)

@@ -90,7 +90,7 @@ def test_the_mock_executor_says_what_it_was_asked_what_the_task_says_and_the_fil
     assert outputs["talk"]["output"].startswith("Mock response for: Thank you.")
 
 
-def test_what_has_no_meaning_here_is_named_with_its_place(kitchen: tuple[Path, str]) -> None:
+def test_keys_without_effect_are_named_with_their_places(kitchen: tuple[Path, str]) -> None:
     for notice in (
         "kitchen/eval.yaml:17: config.max_attempts: a wrong answer is never asked again",
         "kitchen/eval.yaml:18: config.fail_fast: every task is run",
@@ -393,16 +393,16 @@ def test_names_are_kept_where_they_are_unique(tmp_path: Path) -> None:
     assert [grader.where for grader in spec.graders[:2]] == [None, 'id == "a"']
 
 
-def test_parameters_stand_under_config_or_beside_the_type_and_older_kinds_are_read(tmp_path: Path) -> None:
+def test_parameters_are_read_under_config_and_next_to_the_type_and_older_kinds_too(tmp_path: Path) -> None:
     task = TASK + (
         "graders:\n"
-        "  - {type: text, name: beside, contains: [hello]}\n"
+        "  - {type: text, name: plain, contains: [hello]}\n"
         "  - {type: keyword, name: keyword, config: {must_contain: [hello], must_not_contain: [bye]}}\n"
         "  - {type: regex, name: regex, config: {must_match: [Hello], must_not_match: [Bye]}, weight: -1}\n"
     )
     spec = load(tree(tmp_path, tasks_a_yaml=task))
     graders = {grader.name: grader for grader in spec.graders}
-    assert [graders[name].type for name in ("beside", "keyword", "regex")] == ["text"] * 3
+    assert [graders[name].type for name in ("plain", "keyword", "regex")] == ["text"] * 3
     assert (graders["keyword"].contains, graders["keyword"].not_contains) == (["hello"], ["bye"])  # type: ignore[attr-defined]
     assert graders["regex"].regex_match == ["Hello"] and graders["regex"].weight == 1  # type: ignore[attr-defined]
     assert graders["regex"].dialect == "re2", "as Go reads patterns"  # type: ignore[attr-defined]

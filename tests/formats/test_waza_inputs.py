@@ -243,7 +243,7 @@ def test_instructions_that_are_not_among_the_fixtures_are_an_error_with_every_ta
     put(tmp_path, {"more.md": "Be brief."})
     for overrides in ([], ["target.model=m"]):
         problem = refused(path, *overrides)
-        looked = f"no such file: 'more.md'; looked in {tmp_path}/fixtures, where fixtures are"
+        looked = f"no such file: 'more.md'; looked in {tmp_path}/fixtures, the folder of fixtures"
         assert problem.count(f"eval.yaml:3: config.instruction_files: {looked}") == 1
     put(tmp_path, {"context/more.md": "Be brief."})
     task = f"{TASK}context_dir: context\n"
@@ -361,7 +361,7 @@ def test_the_files_of_a_commit_are_in_the_workspace(tmp_path: Path, repository: 
         ("workdir: x", "inputs.workdir: there is no folder 'x' among the task's files"),
     ],
 )
-def test_what_cannot_be_put_into_the_workspace_is_named(
+def test_files_that_cannot_be_put_into_the_workspace_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, message: str
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

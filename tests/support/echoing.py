@@ -1,4 +1,4 @@
-"""The embedded model behind vLLM's interface: /tokenize and completions with `echo`, which llama.cpp ignores.
+"""The embedded model with vLLM's interface: /tokenize and completions with `echo`, which llama.cpp ignores.
 
 The log-probabilities of a prompt come from forced decoding: a grammar lets the model say the tokens of the prompt and
 nothing else. All clients get the same numbers, because requests are answered one at a time and without a cache.

@@ -2,8 +2,11 @@
 
 Starting Python and importing Holdfast is most of the time a short command takes, and tests start thousands of them.
 `Forked` is a `subprocess.Popen` whose process is forked from a warm one: its standard files, working directory,
-environment, arguments and `sys.path` are those of a new `python -m MODULE`, and it ends as one, but for the clearing of
+environment, arguments and `sys.path` are as for a new `python -m MODULE`, and it ends as one, but for the clearing of
 its memory. The processes of Holdfast that it starts in turn, such as workers, are forked as well.
+
+The report of a failed test lists the processes that it started, and whether each was forked from a warm one or started
+cold. `COLD=1 scripts/test …` starts all of them cold, as is always done on systems other than Linux.
 
 All processes of a test run share the warm process and three that are forked from it, which import lm-eval, MLflow or
 W&B. For each connection to its socket such a process forks one that in turn forks for each request, until the
@@ -20,6 +23,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shlex
 import shutil
 import socket
 import subprocess
@@ -36,6 +40,9 @@ from typing import TYPE_CHECKING, Any, Final, Never
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+STARTED: Final[list[str]] = []
+"""the processes that the current test has started, for the report of its failure"""
+_COLD: Final = bool(os.environ.get("COLD")) or sys.platform != "linux"
 ROOT: Final = Path(__file__).resolve().parents[2]
 _LARGEST: Final = 1 << 20
 _ENVIRONMENT: Final = dict(os.environ)
@@ -74,7 +81,7 @@ _VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}, "wandb
 _WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
 _OF_THE_VIEWER: Final = ("holdfast.view.columns", "holdfast.view.reported", "holdfast.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
-"""modules that are forked also where code under test starts them"""
+"""modules that are forked even if code under test starts them"""
 _FOLDER: Final = "FOLDER_OF_WARM_PROCESS"
 """the variable by which the processes of a test run know where the sockets are"""
 _FEW: Final = 4
@@ -85,7 +92,9 @@ _EVAL: Final = "{schemaVersion: '1.0', name: e, samples: [{q: 1}], prompt: '{{ q
 
 
 def can_fork(env: dict[str, str], module: str = "holdfast") -> bool:
-    """True if a process of a module with this environment may be forked from the warm one."""
+    """Return True if a process of a module with this environment may be forked from the warm one."""
+    if _COLD:
+        return False
     has_lm_eval = module in _WITH_LM_EVAL
     warm = _ENVIRONMENT | (OFFLINE if has_lm_eval else {})
     differing = (key for key in env.keys() | warm.keys() if env.get(key) != warm.get(key))
@@ -98,6 +107,10 @@ class Forked(subprocess.Popen[Any]):
 
     _ended: int
 
+    def __new__(cls, args: Any, *rest: Any, **options: Any) -> Any:
+        """Start the process cold if that is what the user asked for."""
+        return start_cold(args, *rest, **options) if _COLD else super().__new__(cls)
+
     def _execute_child(
         self, args: Any, executable: Any, preexec: Any, close: Any, fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
@@ -109,6 +122,7 @@ class Forked(subprocess.Popen[Any]):
             "env": dict(os.environ if env is None else env),
             "new_session": rest[-2],
         }
+        STARTED.append(f"warm: {shlex.join(map(str, args[2:]))[:200]}")
         files = [own if given == -1 else given for own, given in enumerate((stdin, stdout, stderr))]
         self._forker = _forker(_choose_warm(request["module"], request["arguments"]))
         self.pid = self._forker.ask({"fork": request}, files)
@@ -150,13 +164,19 @@ class ForkedIfPossible:
         env = options.get("env")
         is_ours = args[:2] == [sys.executable, "-m"] and args[2] in _FORKABLE
         can = is_ours and can_fork(dict(os.environ if env is None else env), args[2])
-        return (Forked if can else _Popen)(args, *rest, **options)
+        return (Forked if can else start_cold)(args, *rest, **options)
 
     def __class_getitem__(cls, _: Any) -> type[ForkedIfPossible]:
         return cls
 
 
 _Popen: Final = subprocess.Popen
+
+
+def start_cold(args: Any, *rest: Any, **options: Any) -> subprocess.Popen[Any]:
+    """Start a process as usual, and note it."""
+    STARTED.append(f"cold: {shlex.join(map(str, args))[:200]}" if isinstance(args, list) else f"cold: {args}")
+    return _Popen(args, *rest, **options)
 
 
 class _Forker:
@@ -184,7 +204,9 @@ def _forker(name: str) -> _Forker:
 
 
 def start_warm_process() -> str:
-    """Start the warm process of this test run unless it runs, and return the folder of its sockets."""
+    """Start the warm process of this test run unless it runs or is not wanted, and return the folder of its sockets."""
+    if _COLD:
+        return ""
     if _FOLDER not in _ENVIRONMENT:
         folder = tempfile.mkdtemp(prefix="holdfast-warm-")
         for variables in (_ENVIRONMENT, os.environ):
@@ -329,7 +351,7 @@ def _freeze() -> None:
 
 
 def _use_huge_pages() -> None:
-    """Let the kernel put the memory of this process into huge pages, which takes it half as long to fork, where it can.
+    """Let the kernel put this process's memory into huge pages if it can, which halves the time of a fork.
 
     What is shared with other processes is copied: that is worth it only in a process that forks often.
     """
@@ -351,7 +373,7 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[0] = cwd
-    tempfile.tempdir = None  # that of the variables
+    tempfile.tempdir = None  # read again from the variables
     _make_media_folder()
     sys.argv = ["-m", *arguments]
     subprocess.Popen = ForkedIfPossible
@@ -361,7 +383,7 @@ def _become(module: str, arguments: list[str], cwd: str, env: dict[str, str], ne
 
 
 def _make_media_folder() -> None:
-    """Make the temporary folder that W&B makes as it is imported, for this process alone."""
+    """Make this process's own copy of the temporary folder that W&B makes as it is imported."""
     if module := sys.modules.get("wandb.sdk.data_types._private"):
         module.MEDIA_TMP.cleanup()
         module.MEDIA_TMP.__init__("wandb-media")

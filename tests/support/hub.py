@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benchmarks.index import OVERLAY
+from holdfast.benchmarks.names import OVERLAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ _THINGS = (
     "mirror",
     "café",
 )
-_PLACES = ("in the harbour", "behind the mill", "on a shelf", "under the bridge", "near the orchard")
+_PLACES = ("in the harbour", "below the mill", "on a shelf", "under the bridge", "near the orchard")
 
 
 def _thing(number: int) -> str:

@@ -77,7 +77,7 @@ def install_components(folder: Path, name: str) -> None:
 
 @pytest.fixture(scope="session")
 def nat() -> Nat:
-    """The command beside a real NAT."""
+    """The command in an environment with a real NAT."""
     with locked(ROOT / ".venv-nat.lock"):  # test runs in several processes share the environment
         installed = subprocess.run(
             [ROOT / "scripts" / "lab" / "nat-venv"],

@@ -1,6 +1,6 @@
-"""An MCP server over standard input and output in a few lines: it starts at once, where the SDK's takes a second.
+"""An MCP server over standard input and output in a few lines: it starts at once, while the SDK's takes a second.
 
-Tests copy it beside the server that they write; it is used as the SDK's `MCPServer` is.
+Tests copy it next to the server that they write, and use it like the SDK's `MCPServer`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.store.index import unpack
-from tests.support.forking import Forked, can_fork
+from tests.support.forking import Forked, can_fork, start_cold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -150,7 +150,7 @@ def start(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) 
 def spawn(module: str, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `python -m MODULE`, or an equivalent forked process."""
     variables = environment(**(env or {}))
-    return (Forked if can_fork(variables) else subprocess.Popen)(
+    return (Forked if can_fork(variables) else start_cold)(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=cwd,
         env=variables,

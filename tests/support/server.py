@@ -20,7 +20,7 @@ answer          `echo` (the prompt), `digest` (a number from the prompt), `judge
 usage           whether replies say how many tokens they took
 tool_calls      how many tools it calls, one after the other, before it answers a user's message; the arguments are made
                 of that message and of how many calls came before; the answer is made of the tools' results
-calls           the very calls to make, once, where a request offers tools
+calls           the very calls to make, once, if a request offers tools
 
 It also has a small model of its own, whose log-probabilities are a pure function of the tokens (`token_model`):
 /tokenize, /detokenize, /tokenizer_info and /v1/models as vLLM has them, and completions with `echo` and `logprobs`.

@@ -100,7 +100,7 @@ def grade(
 ) -> Verdict | AttemptError:
     """Return a grader's verdict on an answer, or the AttemptError that it raises.
 
-    `said` are further fields of the output, `files` those of the trial's workspace.
+    `said` are further fields of the output, `files` the files of the trial's workspace.
     """
     workspace = None if files is None else {}
     keys: dict[str, Any] = {"prompt": "hello", "graders": [block], "workspace": workspace}

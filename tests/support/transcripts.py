@@ -1,7 +1,7 @@
 """Runs of many long conversations, which are made of the records of a single one that really took place.
 
-Prompts must not depend on the row: then all conversations make the same requests, and the digests in the records of one
-are those of all.
+Prompts must not depend on the row: then all conversations make the same requests, and the digests in one conversation's
+records hold for all.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.formats import load_any
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any
 from holdfast.spec.overrides import parse_override
 
 if TYPE_CHECKING:

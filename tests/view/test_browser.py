@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browsing import browser, opened
 from tests.support.running import holdfast, server, wait_for, write_eval
 from tests.support.showcase import agent_run
-from tests.support.viewing import Viewer, viewer
+from tests.support.viewing import Viewer, browser, opened, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

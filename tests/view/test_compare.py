@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browsing import browser, opened
 from tests.support.lab import Lab
 from tests.support.running import Server, holdfast, module_server
-from tests.support.viewing import Viewer, viewer
+from tests.support.viewing import Viewer, browser, opened, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

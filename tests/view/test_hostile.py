@@ -10,9 +10,8 @@ from urllib.parse import quote
 import pytest
 
 from holdfast.spec.schema import SCHEMA_VERSION
-from tests.support.browsing import browser, opened
 from tests.support.running import holdfast, server, wait_for, write_eval
-from tests.support.viewing import Viewer, viewer
+from tests.support.viewing import Viewer, browser, opened, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,8 @@ from holdfast.report.trial_table import TableFiller
 from holdfast.view.columns import open_columns, read_rows
 from holdfast.view.live import Watch
 from holdfast.view.site import Site
-from tests.support.browsing import browser, opened
 from tests.support.running import PATIENCE, holdfast, module_server, run_dir, start, wait_for, write_eval
-from tests.support.viewing import Viewer, viewer
+from tests.support.viewing import Viewer, browser, opened, viewer
 from tests.view.journals import JournaledRun, whole_trial
 
 if TYPE_CHECKING:

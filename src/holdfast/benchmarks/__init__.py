@@ -1,13 +1,10 @@
-"""Benchmarks by name, compiled into ordinary evals before a run.
+"""Benchmarks by name, a built-in plug-in: they are compiled into ordinary evals before a run.
 
-`names`     the table of names, and lm-eval's names
-`index`     the files that define lm-eval's tasks
-`data`      mirrors of the Hugging Face hub on disk
-`cache`     compiled benchmarks of this user
-`progress`  notes about work that takes its time
-`compile`   a benchmark as a rows file and an eval document
-`compiler`  the program that compiles, in a process of its own
-`grading`   the program that grades with tasks of lm-eval
-`metrics`   metrics of lm-eval's tasks, and the graders that compute them
-`native`    benchmarks that need no lm-eval, and the samples that the wheel carries
+`format`   the format of eval files with a `benchmark`, and the providers of benchmarks by name
+`names`    the table of names, and the names and files of lm-eval's tasks
+`cache`    compiled benchmarks of this user, and local copies of datasets
+`compile`  a benchmark as a rows file and an eval document
+`compiler` the program that compiles lm-eval's tasks, in a process of its own
+`grading`  the program that grades with lm-eval's tasks
+`native`   benchmarks that need no lm-eval, and the samples that the wheel carries
 """

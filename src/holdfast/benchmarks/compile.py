@@ -1,6 +1,6 @@
-"""Compiles a benchmark into an ordinary eval: a rows file in the cache, and a document that names it.
+"""Compile a benchmark into an ordinary eval: a rows file in the cache, and a document that names it.
 
-What has been compiled is used again as long as its data and the version of lm-eval stay the same. Running, resuming and
+A compiled benchmark is reused while its data and the version of lm-eval stay the same. Running, resuming and
 grading need neither lm-eval nor the data.
 """
 
@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.benchmarks.cache import (
+    MIRROR,
     Compiled,
     Source,
     cache_folder,
     entries_of,
     entry_file,
+    mirror_folder,
     read_entry,
+    stamp,
     write_atomically,
 )
-from holdfast.benchmarks.data import MIRROR, mirror_folder, stamp
-from holdfast.benchmarks.index import OVERLAY, installed_version
-from holdfast.benchmarks.names import table
+from holdfast.benchmarks.names import OVERLAY, installed_version, table
 from holdfast.canonical import digest, digest_bytes
+from holdfast.data.readers import hub_commit
 from holdfast.errors import DataError, UsageError
 from holdfast.store.durable import make_directory
 
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from holdfast.benchmarks.names import Benchmark
     from holdfast.spec.eval_schema import BenchmarkBlock
 
-SEED: Final = 1234
-"""of few-shot examples, as lm-eval's command has it"""
 INSTALL: Final = 'pip install "holdfast-evals[lm-eval]"'
 
 
@@ -55,8 +55,8 @@ def compile_benchmark(
 ) -> Compiled:
     """Return the compiled benchmark, from the cache unless its data changed.
 
-    `report` is called with what the compiler is doing. With `newest`, data that no commit is pinned for is compared
-    with the hub.
+    `report` is called with each step of the compiler. With `newest`, data without a pinned commit is compared with the
+    hub.
     """
     request = _request(benchmark, block, folder, chat=chat)
     file = entry_file(benchmark.name, request)
@@ -87,7 +87,7 @@ def compile_benchmark(
 
 
 def _request(benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool) -> dict[str, Any]:
-    """Return everything that decides about the rows, apart from lm-eval's version and the data."""
+    """Return everything that the rows depend on, apart from lm-eval's version and the data."""
     mirror = mirror_folder(block.data, folder)
     if mirror is not None and not mirror.is_dir():
         raise UsageError(
@@ -114,7 +114,7 @@ def _overlay_digest() -> str:
 
 
 def _cached(name: str, request: Mapping[str, Any], file: Path) -> Compiled | None:
-    """Return what was compiled for a request; where it names no data, also what was compiled from any mirror."""
+    """Return what was compiled for a request; if it names no data, from any mirror."""
     exact = read_entry(file)
     if exact is not None and _is_current(exact):
         return exact
@@ -129,9 +129,7 @@ def _cached(name: str, request: Mapping[str, Any], file: Path) -> Compiled | Non
 
 
 def _is_outdated(compiled: Compiled) -> bool:
-    """Return True if the hub has newer data of a dataset that no commit is pinned for."""
-    from holdfast.data.readers import hub_commit
-
+    """Return True if the hub has newer data of a dataset without a pinned commit."""
     fixed = compiled.request["revisions"]
     unpinned = {
         source.path: source.revision
@@ -145,7 +143,7 @@ def _is_outdated(compiled: Compiled) -> bool:
 
 
 def _is_current(compiled: Compiled, *, gone: bool = False) -> bool:
-    """Return True if lm-eval, where it is installed, and local data are those that the rows were made with.
+    """Return True if the rows were made with the same local data and the installed lm-eval, if any.
 
     With `gone`, the data may have been removed since.
     """
@@ -241,7 +239,7 @@ def _first_metric(result: dict[str, Any]) -> str:
 
 
 def _primary(benchmark: Benchmark, result: dict[str, Any]) -> set[str]:
-    """Return the graders whose scores are the benchmark's score: that of the primary metric in each task."""
+    """Return the graders whose scores are the benchmark's score: the primary metric's in each task."""
     primary = benchmark.primary or _first_metric(result)
     chosen: set[str] = set()
     for task in result["tasks"].values():

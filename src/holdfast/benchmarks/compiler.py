@@ -1,7 +1,10 @@
-"""Run as a program: compile a task of lm-eval into a rows file. The only place of this package that imports lm-eval.
+"""Run as a program: compile a task of lm-eval into a rows file, and its metrics into graders.
 
 The request is one JSON object on standard input. Each line of output is an object with `progress`, `result` or `error`.
 A process of its own keeps lm-eval's imports, its printing and the code of its tasks out of the process that runs evals.
+
+Holdfast itself grades accuracies over likelihoods, and exact matches after filters of texts. Everything else is graded
+by the task's own code, with the grader `lm_eval`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import random
 import sys
 from collections import Counter
 from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.benchmarks.cache import Source
-from holdfast.benchmarks.data import local_dataset
-from holdfast.benchmarks.index import OVERLAY, folders, overlay_index, read_index, tasks_folder
-from holdfast.benchmarks.metrics import Metric, graders_of, metrics_of
+from holdfast.benchmarks.cache import Source, local_dataset
+from holdfast.benchmarks.names import OVERLAY, folders, overlay_index, read_index, tasks_folder
+from holdfast.data.readers import hub_commit
+from holdfast.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,9 +35,25 @@ if TYPE_CHECKING:
 _LIKELIHOODS: Final = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _OFFLINE: Final = "Without a hub, name a mirror in its layout: benchmark.data=FOLDER, or HOLDFAST_DATA=FOLDER."
 _MAX_TOKENS: Final = 256
-"""length of replies where a task sets none, as lm-eval's clients have it"""
+"""default length of replies, as in lm-eval's clients"""
 _REQUEST_SEED: Final = 1234
 """that lm-eval's clients send with each request"""
+_LIKELIHOOD: Final[dict[str, dict[str, Any]]] = {
+    "acc": {},
+    "acc_norm": {"normalize": "chars"},
+    "acc_bytes": {"normalize": "bytes"},
+    "exact_match": {"greedy": True},
+}
+"""metrics of multiple choice, and the keys of the grader `likelihood` for each"""
+_FILTERS: Final = ("remove_whitespace", "lowercase", "uppercase")
+"""filters without options that the grader `extract` has, too"""
+_IGNORED: Final = {
+    "ignore_case": "ignore_case",
+    "ignore_punctuation": "ignore_punctuation",
+    "ignore_numbers": "ignore_numbers",
+    "regexes_to_ignore": "ignore",
+}
+"""options of exact_match, and the keys of the grader `extract` for each"""
 
 
 class Refused(Exception):
@@ -52,7 +72,7 @@ class CompileRequest(msgspec.Struct, frozen=True):
     seed: int
     chat: bool
     params: dict[str, Any]
-    """of requests, over those of the task"""
+    """of requests; they override the task's"""
     mirror: str | None
     revision: str | None
     """of all datasets, instead of `revisions`"""
@@ -140,7 +160,7 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
 
 
 def explain(what: str, task: str, error: Exception, request: CompileRequest, sources: Iterable[Source]) -> Refused:
-    """Return the refusal for an error of a task's own code: a package that it lacks, data of another task, or else."""
+    """Return the refusal for an error of a task's own code, such as a missing package or missing data."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name is not None:
@@ -168,7 +188,7 @@ def _check_examples(name: str, task: Any) -> None:
 
 
 def closure(task: str) -> list[str]:
-    """Return the names that a group refers to, at any depth. Refuses what runs code of the model unprotected."""
+    """Return the names that a group refers to, at any depth. Refuses tasks that run a model's code unprotected."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     names: dict[str, None] = {}
@@ -204,7 +224,7 @@ def _children(listed: Any) -> Iterator[str]:
 def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[tuple[str, str | None], Source]:
     """Let lm-eval load datasets from the mirror, or from the hub at a fixed commit, and record which ones it loads.
 
-    `place` is for what the library makes of local files: its own cache does not notice all changes of them.
+    The library's own cache does not notice all changes of local files, so what it makes of them goes into `place`.
     """
     original = datasets.load_dataset
     datasets.load.dataset_module_factory = _once_each(datasets.load.dataset_module_factory)
@@ -234,7 +254,7 @@ def _pin_datasets(datasets: Any, request: CompileRequest, place: Path) -> dict[t
 
 
 def _once_each(describe: Callable[..., Any]) -> Callable[..., Any]:
-    """Describe a dataset once: the library does it again for each configuration, and MMLU describes 57 of them."""
+    """Describe a dataset only once: the library would do so for each configuration, and MMLU has 57."""
     described: dict[str, Any] = {}
 
     def describe_once(*place: Any, **options: Any) -> Any:
@@ -247,9 +267,6 @@ def _once_each(describe: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _commit(path: str) -> str:
-    from holdfast.data.readers import hub_commit
-    from holdfast.errors import DataError
-
     try:
         return hub_commit(path, None)
     except DataError as error:
@@ -370,7 +387,7 @@ def _expected(task: Any, doc: Any) -> str | list[str]:
 
 
 def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return the continuations of a document, each with its context where the contexts differ."""
+    """Return the continuations of a document, each with its context if the contexts differ."""
     contexts = list(dict.fromkeys(context for context, _ in arguments))
     if len(contexts) == 1:
         row: dict[str, Any] = {"context": contexts[0], "continuations": [text for _, text in arguments]}
@@ -386,7 +403,7 @@ def _choices(task: Any, doc: Any, arguments: list[tuple[str, str]]) -> dict[str,
 
 
 def _positions(gold: Any, choices: list[str]) -> int | list[int]:
-    """Return where the right choices stand; an empty list where the data names a choice that does not exist."""
+    """Return the positions of the right choices; an empty list if the data names a choice that does not exist."""
     if isinstance(gold, list):
         return [place for place in gold if place < len(choices)]
     if isinstance(gold, str):
@@ -411,6 +428,116 @@ def _describe_group(group: Any, metrics: dict[str, list[Metric]]) -> dict[str, A
 def _plain(value: Any) -> Any:
     """Convert values of documents that JSON lacks."""
     return value.item() if hasattr(value, "item") else str(value)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a task: of one metric, after one filter."""
+
+    metric: str
+    filter: str
+    aggregation: str
+    higher_is_better: bool
+    definition: dict[str, Any] | None = field(compare=False)
+    """the grader without its name; None for numbers that are no mean of scores"""
+    grader: str | None = None
+    """name of the grader"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Describe the metric for reports."""
+        return {key: value for key, value in asdict(self).items() if key != "definition"}
+
+
+def metrics_of(task: Any) -> list[Metric]:
+    """List the metrics of a task of lm-eval in its order: by filter, then by metric."""
+    from lm_eval.api.registry import AGGREGATION_REGISTRY
+
+    names = {function: name for name, function in AGGREGATION_REGISTRY.items()}
+    pipelines = task.config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
+    metrics = []
+    for pipeline in pipelines:
+        for metric in task._metric_fn_list:
+            aggregation = task.aggregation()[metric]
+            definition = _definition(task, metric, pipeline)
+            label = f"{metric},{pipeline['name']}" if len(pipelines) > 1 else metric
+            metrics.append(
+                Metric(
+                    metric,
+                    pipeline["name"],
+                    names.get(aggregation, getattr(aggregation, "__name__", "custom")),
+                    bool(task.higher_is_better()[metric]),
+                    definition,
+                    label if definition is not None else None,
+                )
+            )
+    return metrics
+
+
+def graders_of(metrics: dict[str, list[Metric]]) -> list[dict[str, Any]]:
+    """Return the graders of all tasks. A grader that not all tasks share names its tasks with `where`."""
+    uses: dict[str, list[tuple[dict[str, Any], list[str]]]] = {}
+    for task, listed in metrics.items():
+        for metric in listed:
+            if metric.grader is None or metric.definition is None:
+                continue
+            variants = uses.setdefault(metric.grader, [])
+            same = next((tasks for definition, tasks in variants if definition == metric.definition), None)
+            if same is None:
+                variants.append((metric.definition, [task]))
+            else:
+                same.append(task)
+    graders = []
+    for label, variants in uses.items():
+        for number, (definition, tasks) in enumerate(variants):
+            name = label if number == 0 else f"{label}@{tasks[0]}"
+            _rename(metrics, tasks, label, name)
+            where = {} if len(tasks) == len(metrics) else {"where": f"task in {tasks!r}"}
+            graders.append({"name": name, **definition, **where})
+    return graders
+
+
+def _rename(metrics: dict[str, list[Metric]], tasks: list[str], label: str, name: str) -> None:
+    if label == name:
+        return
+    for task in tasks:
+        metrics[task] = [replace(metric, grader=name) if metric.grader == label else metric for metric in metrics[task]]
+
+
+def _definition(task: Any, metric: str, pipeline: dict[str, Any]) -> dict[str, Any] | None:
+    own = callable(task.config.process_results)
+    kind = task.OUTPUT_TYPE
+    if not own and kind == "loglikelihood":
+        return {"type": "likelihood", "greedy": True, "expected": 0} if metric == "acc" else None
+    if not own and kind == "multiple_choice" and metric in _LIKELIHOOD:
+        return {"type": "likelihood", "expected": "{{ gold }}", "choices": "choices", **_LIKELIHOOD[metric]}
+    if not own and kind == "generate_until" and metric == "exact_match":
+        filters = _native_filters(pipeline["filter"])
+        options = task._metric_fn_kwargs[metric]
+        if filters is not None and options.keys() <= _IGNORED.keys():
+            ignored = {_IGNORED[key]: value for key, value in options.items() if value}
+            return {"type": "extract", "filters": filters, "expected": "{{ expected }}", **ignored}
+    return {"type": "lm_eval", "task": task.task_name, "filter": pipeline["name"], "metric": metric}
+
+
+def _native_filters(functions: list[dict[str, Any]]) -> list[Any] | None:
+    """Return filters of the grader `extract`, or None if the pipeline has others.
+
+    `take_first` comes last: before other filters, those would see the letters of a reply one by one.
+    """
+    if not functions or functions[-1] != {"function": "take_first"}:
+        return None
+    filters: list[Any] = []
+    for options in functions[:-1]:
+        name = options["function"]
+        if name == "regex" and options.keys() <= {"function", "regex_pattern", "group_select", "fallback"}:
+            keys = {"regex_pattern": "regex", "group_select": "group", "fallback": "fallback"}
+            pattern = {"regex_pattern": r"#### (\-?[0-9\.\,]+)", **options}
+            filters.append({keys[key]: value for key, value in pattern.items() if key != "function"})
+        elif name in _FILTERS and len(options) == 1:
+            filters.append(name)
+        else:
+            return None
+    return [*filters, "take_first"]
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ import logging
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benchmarks.index import folders, read_index
+from holdfast.benchmarks.names import folders, read_index
 
 if TYPE_CHECKING:
     from holdfast.graders.worker import Answer
 
 
 class _Splits(dict[str, Any]):
-    """One document as every split of a dataset: a task looks at the first one when it is built."""
+    """One document as every split of a dataset, because a task looks at its first document when it is built."""
 
     def __init__(self, doc: dict[str, Any]) -> None:
         from datasets import Dataset
@@ -36,7 +36,7 @@ _tasks: dict[str, Any] = {}
 
 
 def load_task(name: str, doc: dict[str, Any]) -> Any:
-    """Return a task without its dataset: documents come with the questions, processed as the task wants them."""
+    """Return a task without its dataset: documents come with the questions, already processed."""
     if name not in _tasks:
         manager = _manager(name)
         overrides = {

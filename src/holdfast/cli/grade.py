@@ -14,8 +14,7 @@ from holdfast.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_dir
 from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import ResultsError, UsageError
-from holdfast.formats import load_any
-from holdfast.spec.document import read_document
+from holdfast.spec.formats import load_any, read_eval
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.overrides import parse_override
 from holdfast.store.rundir import RunDir
@@ -63,7 +62,7 @@ def command(
     changes = [parse_override(text) for text in overrides]
     load_env_file(Path(config).parent if config else Path(manifest.folder), Path())
     spec = (
-        load_any(read_document(Path(config)), changes)
+        load_any(read_eval(Path(config)), changes)
         if config
         else eval_of_run(
             _without_budgets(manifest.eval),

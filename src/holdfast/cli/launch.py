@@ -21,8 +21,8 @@ from holdfast.cluster.remote.transport import connect
 from holdfast.cluster.watch.logs import follow
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import ConfigError, Exit, UsageError
-from holdfast.formats import is_eval, is_suite
 from holdfast.spec.document import read_document
+from holdfast.spec.formats import is_eval, is_suite
 from holdfast.spec.suite import Suite, read_suite
 from holdfast.store.claims import RunPolicy
 

@@ -12,17 +12,16 @@ from holdfast.cli.errors import command_line, show_note, show_warning
 from holdfast.cli.flags import load_env_file
 from holdfast.cli.runs import run_name
 from holdfast.display.displays import make_display
-from holdfast.display.terminal import echo
+from holdfast.display.terminal import echo, notes_to
 from holdfast.display.types import Result
 from holdfast.engine.run import run_eval
 from holdfast.engine.session import preview_run
 from holdfast.engine.user_code import unseen_code
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.export.live import export_after_run
-from holdfast.formats import is_configuration, is_eval, is_suite, load_any
 from holdfast.report.table import print_compiled, print_outcome
-from holdfast.spec.document import read_document
 from holdfast.spec.fingerprint import running_nothing
+from holdfast.spec.formats import find_reader, is_configuration, is_eval, is_suite, load_any, resolve_eval
 from holdfast.spec.load import baseline_of
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.plugins import load_reference
@@ -43,9 +42,7 @@ _ELSEWHERE: Final = {
     "suite": "holdfast.cli.suite:suite_command",
     "launch": "holdfast.cli.launch:launch_command",
     "configuration": "holdfast.cluster.config.compose:find_config",
-    "task": "holdfast.formats.providers:resolve_eval",
     "workers": "holdfast.engine.local_workers:run_workers",
-    "notes": "holdfast.benchmarks.progress:notes_to",
     "preview": "holdfast.report.preview:preview",
     "side by side": "holdfast.report.suite:print_side_by_side",
 }
@@ -58,7 +55,7 @@ def run_evals(arguments: tuple[str, ...], flags: EvalFlags) -> int:
         if flags.dry_run:
             stack.enter_context(running_nothing())
         if flags.display == "json":
-            stack.enter_context(load_reference(_ELSEWHERE["notes"])(make_display("json").notice))
+            stack.enter_context(notes_to(make_display("json").notice))
         return _eval(arguments, flags)
 
 
@@ -86,7 +83,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
         return _launch(config, overrides, flags)
     if flags.named is not None:
         config = str(load_reference(_ELSEWHERE["configuration"])(config, Path(), os.environ))
-    document = _read_eval(config)
+    document = resolve_eval(config)
     if is_suite(document.data):
         return _eval_suite(document, overrides, flags)
     if is_configuration(document.data) or (flags.named is not None and not is_eval(document.data)):
@@ -108,16 +105,7 @@ def _eval_one(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     baseline_outcome = _run(baseline, flags)
     if outcome.metrics is not None and baseline_outcome.metrics is not None:
         load_reference(_ELSEWHERE["side by side"])(outcome, baseline_outcome)
-    return baseline_outcome.exit_code if baseline_outcome.exit_code > 1 else outcome.exit_code
-
-
-def _read_eval(config: str) -> Document:
-    """Read an eval file, or the eval that a name stands for."""
-    path = Path(config)
-    if path.is_file():
-        return read_document(path)
-    document: Document = load_reference(_ELSEWHERE["task"])(config)
-    return document
+    return outcome.exit_code if baseline_outcome.exit_code in COMPLETE else baseline_outcome.exit_code
 
 
 _EVAL_FILES: Final = ("eval.yaml", "eval.yml", "holdfast.yaml")
@@ -133,6 +121,8 @@ def _find_eval(config: str | None) -> str:
         here = [folder / name for name in _EVAL_FILES if (folder / name).is_file()]
         if here:
             return str(here[0])
+        if config is not None and find_reader(folder) is not None:
+            return config
         others = sorted(path.name for path in folder.glob("*.y*ml"))
         hint = f"Name one of its files: {', '.join(others[:5])}." if others else "`holdfast init` writes an eval file."
         if config is None:

@@ -14,11 +14,10 @@ from holdfast.engine.session import preview_run
 from holdfast.engine.suite import run_suite
 from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
-from holdfast.formats.suite import load_suite
 from holdfast.report.suite import print_cell, print_ending, print_plan, print_suite
 from holdfast.spec.document import Document
 from holdfast.spec.overrides import parse_override
-from holdfast.spec.suite import Suite, SuiteEval, model_target, read_suite
+from holdfast.spec.suite import Suite, SuiteEval, load_suite, model_target, read_suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

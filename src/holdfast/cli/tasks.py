@@ -12,24 +12,22 @@ import click
 
 from holdfast.benchmarks.cache import cache_folder
 from holdfast.benchmarks.compile import INSTALL
-from holdfast.benchmarks.index import installed_version
-from holdfast.benchmarks.names import find_in_lm_eval, find_listed, known_names, table
+from holdfast.benchmarks.format import benchmark_document, compile_shown, find_benchmark, wants_chat
+from holdfast.benchmarks.names import find_in_lm_eval, find_listed, installed_version, known_names, table
 from holdfast.cli.errors import show_note
 from holdfast.data.dataset import Dataset
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import Exit, HoldfastError, UsageError
-from holdfast.formats.benchmark import benchmark_document, compile_shown, find_benchmark, wants_chat
-from holdfast.formats.providers import installed_providers, task_names, unknown_task
 from holdfast.report.preview import continuation_lines
 from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import BenchmarkBlock
+from holdfast.spec.formats import installed_providers, task_names, unknown_task
 from holdfast.spec.load import build_eval
 from holdfast.spec.template import Template
 from holdfast.targets.types import Continuation
 
 if TYPE_CHECKING:
     from holdfast.benchmarks.names import Benchmark
-    from holdfast.spec.eval_schema import BenchmarkBlock
 
 
 @click.group("tasks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -110,8 +108,6 @@ def _summary(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _find(name: str, data: str | None) -> tuple[Benchmark, BenchmarkBlock]:
-    from holdfast.spec.eval_schema import BenchmarkBlock
-
     if not name:
         raise unknown_task(name)
     block = BenchmarkBlock(name=name, data=data)

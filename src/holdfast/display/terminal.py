@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Final
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 UNSAFE: Final = "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 """control characters, marks that reorder or hide text, and halves of characters"""
@@ -47,3 +52,32 @@ def _write(text: str, *, err: bool) -> None:
     stream = sys.stderr if err else sys.stdout
     stream.write(text)
     stream.flush()
+
+
+def _note_on_stderr(message: str) -> None:
+    echo(f"note: {message}", err=True)
+
+
+_note_writer: Final[ContextVar[Callable[[str], None]]] = ContextVar("note_writer", default=_note_on_stderr)
+
+
+def note(message: str) -> None:
+    """Tell the user about slow work before a run: on standard error, unless `notes_to` redirects it."""
+    _note_writer.get()(message)
+
+
+@contextmanager
+def notes_to(write: Callable[[str], None]) -> Iterator[None]:
+    """Pass notes to a function, for output that programs read."""
+    token = _note_writer.set(write)
+    try:
+        yield
+    finally:
+        _note_writer.reset(token)
+
+
+def show_step(text: str) -> None:
+    """Show the current step of slow work on a terminal; an empty text clears the line."""
+    if sys.stderr.isatty() and _note_writer.get() is _note_on_stderr:
+        sys.stderr.write(f"\r\x1b[K{printable(text, '')}")
+        sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""flexeval's files: `outputs.jsonl`, one object per trial in the dataset's order, and a flat `metrics.json`."""
+"""Write flexeval's files: `outputs.jsonl`, one object per trial in the dataset's order, and a flat `metrics.json`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 _FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")
-"""what a row has beside the graders' scores"""
+"""fields of a row in addition to the graders' scores"""
 
 
 def write_flexeval(view: RunView, folder: Path) -> list[Path]:
-    """Both files; metrics.json, which there too marks a finished evaluation, last and of finished runs only."""
+    """Write both files. `metrics.json` marks a finished evaluation: it comes last, and only for finished runs."""
     make_directory(folder)
     written = [folder / "outputs.jsonl"]
     encode = msgspec.json.Encoder().encode
@@ -44,11 +44,11 @@ def write_flexeval(view: RunView, folder: Path) -> list[Path]:
 
 
 def _row(trial: GradedTrial, names: dict[str, str]) -> dict[str, Any]:
-    """One line; `names` are the fields for the graders' scores."""
+    """Return one line; `names` are the fields for the graders' scores."""
     output, fields = trial.output, trial.fields
     expected = fields.get("references", fields.get("expected", fields.get("answer")))
     values = expected if isinstance(expected, list) else [] if expected is None else [expected]
-    # flexeval's metrics take texts alone, and die of a number.
+    # flexeval's metrics crash on anything but text.
     references = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
     row: dict[str, Any] = {
         "lm_output": output.output,

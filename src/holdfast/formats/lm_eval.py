@@ -1,4 +1,4 @@
-"""Files of lm-eval (lm-evaluation-harness 0.4.13): `results_TIME.json`, and for each task `samples_TASK_TIME.jsonl`.
+"""Write lm-eval's files (lm-evaluation-harness 0.4.13): `results_TIME.json`, and `samples_TASK_TIME.jsonl` per task.
 
 A benchmark has the tasks, groups and numbers that it has in lm-eval. Any other eval is one task, whose metrics are its
 graders. Trials of a sample are repeats of one document.
@@ -46,7 +46,7 @@ def write_lm_eval(view: RunView, folder: Path) -> list[Path]:
     model = view.manifest.target
     place = folder / _file_name(model)
     make_directory(place)
-    # The time is that of the run, so that a second export replaces the first. The run's id serves as fraction of the
+    # The run's time, so that a second export replaces the first. The run's id serves as the fraction of the
     # second, which keeps runs that began together apart.
     stamp = f"{view.manifest.created.rstrip('Z').replace(':', '-')}.{int(view.manifest.id, 16) % 1_000_000:06d}"
     tasks = benchmark_tasks(view.manifest.eval) or _as_task(view)
@@ -193,13 +193,13 @@ def _prompt(output: Output) -> str:
 
 
 def _likelihoods(output: Output) -> Iterator[list[str]]:
-    """Yield log-likelihood and whether it is greedy, as texts, which is how lm-eval writes them."""
+    """Yield each log-likelihood, and whether it is greedy, as text, which is how lm-eval writes them."""
     for each in output.messages[-1].get("likelihoods") or ():
         yield [str(each["logprob"]), str(each["greedy"])]
 
 
 def _continuations(continuations: Any, prompt: str, count: int) -> Iterator[tuple[str, str]]:
-    """Yield context and text of each continuation, as far as the row has them."""
+    """Yield context and text of each continuation that the row has."""
     listed = continuations if isinstance(continuations, list) and len(continuations) == count else [""] * count
     for each in listed:
         if isinstance(each, dict):
@@ -213,7 +213,7 @@ def _gen_kwargs(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(metric: TaskMetric, trials: Sequence[GradedTrial]) -> Any:
-    """Return what the trials of a document contribute to a metric; None where no trial has a verdict."""
+    """Return what a document's trials contribute to a metric; None if no trial has a verdict."""
     grades = [grade for trial in trials for grade in trial.grades if grade.grader == metric.grader]
     if uses_values(metric):
         values = [grade.details.get("value") for grade in grades if isinstance(grade.details, dict)]
@@ -223,7 +223,7 @@ def _value(metric: TaskMetric, trials: Sequence[GradedTrial]) -> Any:
 
 
 def _filtered(replies: list[Any], metrics: Sequence[TaskMetric], trials: Sequence[GradedTrial]) -> list[Any]:
-    """Return what a filter made of the first reply to each request, where a grader recorded it, else the reply."""
+    """Return the first reply to each request, as filtered if a grader recorded that."""
     names = {metric.grader for metric in metrics}
     for grade in trials[0].grades:
         if grade.grader in names and isinstance(grade.details, dict) and "extracted" in grade.details:

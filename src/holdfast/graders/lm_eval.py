@@ -17,6 +17,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.pool import NoAnswer, Pool
 from holdfast.graders.types import Verdict, WaitingGrader
 from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.plugins import BUILT_IN
 from holdfast.spec.schema import Seconds
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class LmEvalGrader(GraderBlock):
 class _Shared:
     """The processes that a run's lm-eval graders share: tasks may have a dozen metrics, and lm-eval imports slowly."""
 
-    pool: Pool = field(default_factory=lambda: Pool("holdfast.benchmarks.grading:start", size=2))
+    pool: Pool = field(default_factory=lambda: Pool(BUILT_IN["holdfast.grading_processes"]["lm_eval"], size=2))
     users: int = 0
 
 

@@ -3,7 +3,8 @@
 `load`           loads an eval file, and reports every problem with its file and line
 `eval`           an eval, a place in one, and the fields of a row that targets and graders see
 `checks`         checks of an eval as a whole, and warnings about graders that can hardly fail
-`suite`          suite files: several evals and targets
+`formats`        evals of any format, from files and folders, and tasks by name
+`suite`          suites: several evals and targets, from a suite file or the command line
 
 `document`       YAML with positions
 `overrides`      `a.b=value` from the command line

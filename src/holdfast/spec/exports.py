@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from holdfast.errors import Problem
 from holdfast.spec.document import Document, Location
 from holdfast.spec.eval_schema import OutputBlock
-from holdfast.spec.plugins import Registry, load_reference
+from holdfast.spec.plugins import BUILT_IN, Registry, load_reference
 from holdfast.spec.schema import Block, Strings
 from holdfast.spec.validation import validate_block
 
@@ -21,17 +21,13 @@ EXPORTERS = Registry(
         "samples": "holdfast.export.tables:write_transcripts",
         "junit": "holdfast.export.junit:write_junit",
         "html": "holdfast.export.html:write_html",
-        "nat": "holdfast.formats.nat.export:write_nat",
-        "flexeval": "holdfast.formats.flexeval:write_flexeval",
-        "waza": "holdfast.formats.waza.export:write_waza",
-        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
         "wandb": "holdfast.export.wandb:export_wandb",
         "mlflow": "holdfast.export.mlflow:export_mlflow",
     },
 )
 """Every exporter: a function that writes a run into a folder, or sends it to a service."""
 
-LIVE_EXPORTERS: Final = {"nat": "holdfast.formats.nat.mirror:NatMirror"}
+LIVE_EXPORTERS: Final = BUILT_IN["holdfast.live_exporters"]
 """Exporters that follow a run, by key under `output`: each is a `holdfast.export.live.LiveExporter`."""
 
 

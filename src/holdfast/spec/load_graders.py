@@ -46,7 +46,6 @@ GRADERS = Registry(
         "python": "holdfast.graders.python:PythonCheck",
         "prompt": "holdfast.graders.judge:Judge",
         "trigger": "holdfast.graders.trigger:Trigger",
-        "nat": "holdfast.formats.nat.grader:NatEvaluator",
         "bleu": "holdfast.graders.text_metrics:Bleu",
         "chrf": "holdfast.graders.text_metrics:Chrf",
         "rouge": "holdfast.graders.text_metrics:Rouge",

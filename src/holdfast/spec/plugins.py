@@ -1,22 +1,53 @@
-"""Extension points: built-in kinds, and the kinds that installed packages add with entry points.
+"""Extension points: kinds of the core, kinds of built-in plug-ins, and kinds that installed packages add.
 
 A package adds a grader, for example, with an entry point in its `pyproject.toml`:
 
     [project.entry-points."holdfast.graders"]
     politeness = "some_package.graders:Politeness"
 
-Built-in names are found without looking at installed packages. The module of a kind is imported only when an eval names
-the kind.
+Built-in plug-ins are named in `BUILT_IN`, in the same form. Their names, like the core's, are found without looking at
+installed packages. A kind's module is imported only when an eval names the kind.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
+
+BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
+    "holdfast.formats": {
+        "benchmark": "holdfast.benchmarks.format:BenchmarkFile",
+        "waza": "holdfast.formats.waza.read:Waza",
+        "nat": "holdfast.formats.nat.read:Nat",
+    },
+    "holdfast.tasks": {
+        "benchmarks": "holdfast.benchmarks.format:listed_benchmarks",
+        "lm-eval": "holdfast.benchmarks.format:lm_eval_tasks",
+    },
+    "holdfast.targets": {
+        "nat": "holdfast.formats.nat.components:NatWorkflow",
+        "mock": "holdfast.formats.waza.mock:Mock",
+    },
+    "holdfast.graders": {"nat": "holdfast.formats.nat.components:NatEvaluator"},
+    "holdfast.exporters": {
+        "nat": "holdfast.formats.nat.export:write_nat",
+        "flexeval": "holdfast.formats.flexeval:write_flexeval",
+        "waza": "holdfast.formats.waza.export:write_waza",
+        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
+    },
+    "holdfast.live_exporters": {"nat": "holdfast.formats.nat.mirror:NatMirror"},
+    "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.steps:StreamedSteps"},
+    "holdfast.grading_processes": {"lm_eval": "holdfast.benchmarks.grading:start"},
+}
+"""The built-in plug-ins by entry-point group and name: the only place where the core names them.
+
+They are not entry points of this distribution, because looking through all installed packages for those takes about
+50 ms. The last three groups are not open to other packages.
+"""
 
 
 def load_reference(reference: str) -> Any:
@@ -28,18 +59,18 @@ def load_reference(reference: str) -> Any:
 class Registry:
     """The kinds of one extension point, by name."""
 
-    def __init__(self, group: str, noun: str, builtin: Mapping[str, str]) -> None:
-        """Take the entry-point group, a noun for messages, and `module:attribute` of each built-in kind."""
+    def __init__(self, group: str, noun: str, core: Mapping[str, str] | None = None) -> None:
+        """Take the entry-point group, a noun for messages, and `module:attribute` of each kind of the core."""
         self._group = group
         self._noun = noun
-        self._builtin = builtin
+        self._builtin = {**(core or {}), **BUILT_IN.get(group, {})}
         self._loaded: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self.plugins
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the built-in kinds."""
+        """Iterate over the names of the kinds that are not from installed packages."""
         return iter(self._builtin)
 
     @property
@@ -50,7 +81,7 @@ class Registry:
         return {entry.name: entry for entry in entry_points(group=self._group) if entry.name not in self._builtin}
 
     def load(self, name: str) -> Any:
-        """Import a kind; raises ValueError, worded for users, if it is unknown or its package cannot be imported."""
+        """Import a kind; raise ValueError, worded for users, if it is unknown or its package cannot be imported."""
         if name not in self._loaded:
             self._loaded[name] = self._import(name)
         return self._loaded[name]
@@ -74,12 +105,12 @@ class Registry:
 
     def unknown(self, name: str) -> str:
         """Describe an unknown kind, with the closest match and all known kinds."""
-        from holdfast.spec.validation import suggest  # imports pydantic, which jobs on a cluster do not load
+        from holdfast.spec.validation import suggest  # with pydantic, which jobs do without
 
         return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 
     def describe(self) -> str:
-        """List all names for a message: built-in kinds, then plug-ins with their packages."""
+        """List all names for a message: the built-in ones, and plug-ins' with their packages."""
         listed = f"one of {', '.join(self)}"
         plugins = [f"{name} ({_distribution(entry)})" for name, entry in sorted(self.plugins.items())]
         return f"{listed}; from plug-ins: {', '.join(plugins)}" if plugins else f"{listed}; no plug-ins are installed"

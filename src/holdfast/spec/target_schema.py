@@ -498,8 +498,6 @@ TARGETS = Registry(
         "http": "holdfast.targets.http:HttpWorkflow",
         "command": "holdfast.targets.command:Command",
         "agent": "holdfast.targets.agents:AgentProgram",
-        "nat": "holdfast.formats.nat.target:NatWorkflow",
-        "mock": "holdfast.formats.waza.mock:Mock",
     },
 )
 """Every kind of target: a class that owns its schema. Built-in kinds are named by a key, plug-ins by `type`."""
@@ -518,7 +516,7 @@ def read_target(data: Any, document: Document, problems: list[Problem], key: str
         problems.append(Problem(document.where((key,)), message))
         return None
     try:
-        schema = _schema(kind)
+        schema = schema_of(kind)
     except ValueError as error:
         problems.append(Problem(document.where((key, "type")), str(error)))
         return None
@@ -540,7 +538,8 @@ def target_kind(data: dict[str, Any]) -> str | None:
     return kinds[0] if len(kinds) == 1 and "type" not in data else None
 
 
-def _schema(kind: str) -> type[TargetBlock]:
+def schema_of(kind: str) -> type[TargetBlock]:
+    """Return the schema of a kind of target; raise ValueError, worded for users, if there is none."""
     schema = getattr(TARGETS.load(kind), "schema", None)
     if not (isinstance(schema, type) and issubclass(schema, TargetBlock)):
         message = f"the class of the target type {kind!r} has no `schema` that is a holdfast.TargetBlock"

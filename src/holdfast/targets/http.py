@@ -17,7 +17,7 @@ from holdfast.dialects.chat import is_first
 from holdfast.errors import AttemptError, UsageError
 from holdfast.http.client import Client
 from holdfast.http.events import mend
-from holdfast.spec.plugins import load_reference
+from holdfast.spec.plugins import BUILT_IN, load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.target_schema import HttpTarget
 from holdfast.spec.template import RENDER_ERRORS, fill_in
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.targets.types import Turn
 
 
-STEP_READERS: Final = {"intermediate_data": "holdfast.formats.nat.stream:StreamedSteps"}
+STEP_READERS: Final = BUILT_IN["holdfast.step_readers"]
 """Readers of the inner steps that a server reports in its streams, by the field of their lines."""
 
 

@@ -52,7 +52,7 @@ class Refuse(NamedTuple):
 
 
 class FailMidStream(NamedTuple):
-    """The server reports an error after the first half of the text; where nothing is streamed, with status 500."""
+    """The server reports an error after the first half of the text; without streaming, with status 500."""
 
     text: str
     message: str

@@ -66,7 +66,7 @@ class _Gemini(Wire):
                 continue
             plain = {key: value for key, value in part.items() if key != "thoughtSignature"}
             pieces += [{**plain, "text": word} for word in words(part["text"])]
-            if "thoughtSignature" in part:  # comes last, beside an empty text
+            if "thoughtSignature" in part:  # comes last, with an empty text
                 pieces.append({"text": "", "thoughtSignature": part["thoughtSignature"]})
         events = [_reply(say._replace(output_tokens=0, reasoning_tokens=0), asked, [piece]) for piece in pieces]
         events.append(_reply(say, asked, [], finishReason=_reason(say)))

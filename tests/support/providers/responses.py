@@ -125,7 +125,7 @@ def _check_reasoning(number: int, item: dict[str, Any], *, stored: bool) -> None
 
 
 def _items(say: Say, asked: Asked) -> list[dict[str, Any]]:
-    """Make the items of an answer. The ids tell which of them belong to reasoning."""
+    """Make the items of an answer. Their ids mark the ones that belong to reasoning."""
     base = len(asked.body["input"])
     items: list[dict[str, Any]] = []
     if say.reasoning is not None:

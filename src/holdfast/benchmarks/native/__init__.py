@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.benchmarks.data import local_dataset, mirror_folder
+from holdfast.benchmarks.cache import local_dataset, mirror_folder
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
 
@@ -36,7 +36,7 @@ def names() -> list[str]:
 def load(name: str, options: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any] | None:
     """Return the eval document of a benchmark, without a model; None for a name that is not defined here.
 
-    `options` are the keys of the block `benchmark`; `folder` is that of the eval file, to which paths are relative.
+    `options` are the keys of the block `benchmark`; paths are relative to `folder`, the eval file's.
     """
     if name not in names():
         return None
@@ -101,7 +101,7 @@ def _require_package(name: str, package: str | None) -> None:
 
 
 def _source(name: str, facts: Mapping[str, Any], copy: Path | None) -> dict[str, Any]:
-    """Return where the rows are: in the user's copy, else on the hub."""
+    """Return the place of the rows: the user's copy, else the hub."""
     hub, subset, split = facts["path"], facts.get("name"), facts["split"]
     if copy is None:
         keys = {"path": f"hf://{hub}", "subset": subset, "split": split, "revision": facts["revision"]}

@@ -53,12 +53,11 @@ from holdfast.cluster.config.tasks import MOVED, Endpoint, TaskReader, move_keys
 from holdfast.cluster.config.tree import COMMAND_LINE, Tree
 from holdfast.cluster.config.variables import WANDB_KEY, EnvVar, add_wandb_server, place_wandb_server, read_scope
 from holdfast.errors import Problem
-from holdfast.formats import is_eval
-from holdfast.formats.suite import find_evals
 from holdfast.spec.document import format_location
+from holdfast.spec.formats import is_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.schema import Block
-from holdfast.spec.suite import Suite
+from holdfast.spec.suite import Suite, find_evals
 from holdfast.spec.validation import Findings, suggest, validate_block
 from holdfast.store.claims import RunPolicy
 
@@ -68,8 +67,8 @@ if TYPE_CHECKING:
     from holdfast.cluster.config.executor import ExecutorRules
     from holdfast.cluster.config.launch import Task
     from holdfast.cluster.config.profiles import Profile
-    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
+    from holdfast.spec.formats import TaskProvider
     from holdfast.spec.overrides import Override
 
 _Model = TypeVar("_Model", bound=Block)

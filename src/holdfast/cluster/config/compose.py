@@ -25,11 +25,10 @@ from holdfast.cluster.config.tree import (
     walk,
 )
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.formats import is_eval
-from holdfast.formats.providers import find_file, installed_providers
-from holdfast.formats.suite import find_evals
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
+from holdfast.spec.formats import find_file, installed_providers, is_eval
 from holdfast.spec.overrides import parse_override
+from holdfast.spec.suite import find_evals
 from holdfast.spec.validation import suggest
 from holdfast.store.durable import slug
 

@@ -1,7 +1,7 @@
 """Read `evaluation.tasks`: each is an eval file, of any kind that `holdfast eval` reads, with overrides.
 
 A name is looked up as a file first, then among benchmarks and the tasks that installed packages provide
-(`formats.providers`). Benchmarks are compiled here, so that jobs need neither lm-eval nor the data.
+(`spec.formats`). Benchmarks are compiled here, so that jobs need neither lm-eval nor the data.
 
 Keys of earlier launchers are moved to where they are today. Their `adapter_config` sets up a proxy between harness and
 model, which Holdfast does not have: what Holdfast records anyway is accepted, a system prompt, parameters and the
@@ -22,9 +22,8 @@ from holdfast.cluster.config.servers import api_root
 from holdfast.cluster.config.tree import Tree
 from holdfast.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
 from holdfast.errors import ConfigError, HoldfastError, UsageError
-from holdfast.formats import find_format, load_any
-from holdfast.formats.providers import find_file, installed_providers, unknown_task
-from holdfast.spec.document import format_location, read_document
+from holdfast.spec.document import format_location
+from holdfast.spec.formats import find_file, find_format, installed_providers, load_any, read_eval, unknown_task
 from holdfast.spec.providers import OPENAI, has_provider
 from holdfast.spec.target_schema import TARGETS
 from holdfast.spec.validation import suggest, validate_block
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.cluster.config.launch import Container, TaskFile
-    from holdfast.formats.providers import TaskProvider
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Eval
+    from holdfast.spec.formats import TaskProvider
     from holdfast.spec.overrides import Override
     from holdfast.spec.validation import Findings
 
@@ -320,7 +319,7 @@ class TaskReader:
 
     def _read_document(self, path: Path) -> Document | None:
         try:
-            return read_document(path)
+            return read_eval(path)
         except ConfigError as error:
             self.findings.problems.extend(error.problems)
             return None

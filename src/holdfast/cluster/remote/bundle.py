@@ -20,9 +20,9 @@ import msgspec
 from holdfast.cluster.remote.trees import SourceFile
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
-from holdfast.formats import load_any
 from holdfast.spec.document import read_document
 from holdfast.spec.fingerprint import source_files
+from holdfast.spec.formats import load_any
 from holdfast.spec.load import eval_of_run
 
 if TYPE_CHECKING:

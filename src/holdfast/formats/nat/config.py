@@ -1,11 +1,11 @@
 """NAT configurations, and the parts of them that a workflow or an evaluator uses.
 
-Only the used parts are loaded: a model that only evaluators name is not part of the workflow, so that another judge
-reruns no trial. Secrets, addresses and retries are loaded, but are in no key.
+Only these parts are loaded: a model that only evaluators name is not part of the workflow, so changing the judge reruns
+no trial. Secrets, addresses and retries are loaded, but no key depends on them.
 
-NAT finds components through the entry points of installed packages. A package that is installed from a folder, as
-`pip install -e` does, is local code and may change between two runs: it is fingerprinted like other local code.
-Other installed packages are not. Modules are read, never imported.
+NAT finds components through entry points. A package that `pip install -e` installed from a folder may change between
+two runs, so it is fingerprinted like other local code. Other installed packages are not. Modules are read, never
+imported.
 """
 
 from __future__ import annotations
@@ -239,6 +239,6 @@ def _component_sources(types: Iterable[str], folder: Path) -> dict[str, str]:
 
 
 def _registers(path: Path, names: Iterable[str]) -> bool:
-    """True if a file holds one of the names as a literal, as the class of a component's configuration does."""
+    """Return True if a file has one of the names as a literal, like the class of a component's configuration."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return any(f"{quote}{name}{quote}" in text for name in names for quote in "\"'")

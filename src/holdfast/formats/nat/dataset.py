@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
-from holdfast.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.document import Location
+    from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Eval
+    from holdfast.spec.validation import Findings
 
 FORMATS: Final = ("json", "jsonl", "csv", "parquet")
 _REFUSED: Final = {
@@ -65,7 +65,7 @@ class NatColumns(NamedTuple):
 
 
 def row_places(spec: Eval) -> Iterator[str]:
-    """Yield the places of all rows of an eval's files, as samples have them, also of rows that are not selected."""
+    """Yield the places of all rows of an eval's files, as samples have them, including rows that are not selected."""
     block, dataset = spec.dataset, Dataset(spec)
     assert block is not None
     layout = Layout(block.format, block.delimiter, block.encoding, block.field)
@@ -75,16 +75,17 @@ def row_places(spec: Eval) -> Iterator[str]:
 
 
 class Reader:
-    """Translates a dataset and collects its problems."""
+    """Translates the dataset of a configuration."""
 
-    def __init__(self, block: dict[str, Any], folder: Path, where: Any) -> None:
+    def __init__(self, block: dict[str, Any], document: Document, findings: Findings) -> None:
+        assert document.path is not None
         self._block = block
-        self._folder = folder
-        self._where = where
-        self.problems: list[Problem] = []
+        self._document = document
+        self._folder = document.path.resolve().parent
+        self._findings = findings
 
     def read(self) -> Rows:
-        """Return the rows; their problems are added to `problems`."""
+        """Return the rows; problems are added to the findings."""
         block = self._block
         kind = str(block.get("_type", "json"))
         if kind not in FORMATS:
@@ -144,12 +145,11 @@ class Reader:
     def _mapping(self, location: Location, value: Any) -> dict[str, Any]:
         if value is None or isinstance(value, dict):
             return value or {}
-        if not any(problem.where == self._where((*_DATASET, *location)) for problem in self.problems):
-            self._wrong(location, "must be a mapping of keys to values")
+        self._wrong(location, "must be a mapping of keys to values")
         return {}
 
     def _wrong(self, location: Location, message: str) -> None:
-        self.problems.append(Problem(self._where((*_DATASET, *location)), message))
+        self._findings.wrong(self._document, (*_DATASET, *location), message)
 
 
 def _variable(column: Any) -> str:

@@ -1,8 +1,9 @@
-"""NeMo Agent Toolkit's files: `workflow_output.json`, one `<evaluator>_output.json` per grader, and, while a run is
-going on, `workflow_output.jsonl` with a line per finished trial (see `mirror`). Of a configuration that runs unchanged
-also the configuration, and the profiler's files.
+"""Write a run as NeMo Agent Toolkit's files: `workflow_output.json` and one `<evaluator>_output.json` per grader.
 
-Row ids are those of the rows; with several trials `<id>_rep<k>`, k from 0. Values of the rows are those of the dataset.
+`mirror` writes `workflow_output.jsonl` during a run. The run of a NAT configuration also gets the configuration and the
+profiler's files.
+
+Rows keep their ids and values; with several trials an id becomes `<id>_rep<k>`, k from 0.
 Files of evaluators have what the evaluator returned, and its own average.
 """
 
@@ -91,7 +92,7 @@ def answer_of(output: Output) -> Any:
 
 
 def _parsed(answer: Any) -> Any:
-    """Return an answer as NAT writes it where rows have no structure: a text that is JSON as the value."""
+    """Return an answer as NAT writes it for rows without structure: JSON text as its value."""
     if isinstance(answer, str):
         with suppress(ValueError, RecursionError):
             return json.loads(answer)
@@ -99,7 +100,7 @@ def _parsed(answer: Any) -> Any:
 
 
 def grader_files(graders: Iterable[str]) -> dict[str, str]:
-    """Return the names of the graders' files; none is that of the workflow's output or of another grader."""
+    """Return a file name for each grader, different from the workflow output's and from each other."""
     parts = unique_names(graders, slug, taken=("workflow",))
     return {name: f"{part}_output.json" for name, part in parts.items()}
 
@@ -110,7 +111,7 @@ class _Claim(msgspec.Struct):
 
 
 class NatFolder:
-    """A folder of NAT's files, all of one run: `.holdfast.json` says of which, and which of them are ours."""
+    """A folder of NAT's files for one run. `.holdfast.json` is our claim: it names the run and the files we wrote."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,9 +119,9 @@ class NatFolder:
         self._claim = path / ".holdfast.json"
 
     def take_over(self, run: str, graders: Iterable[str]) -> None:
-        """Make the folder a run's, which is going on and has no whole files yet: those of other runs are removed.
+        """Take the folder over for a run in progress: remove other runs' files.
 
-        A file that this folder's claim does not list may be NAT's, or of an earlier version: a copy of it is kept.
+        A file that the claim does not list may be NAT's own, so a copy is kept.
         """
         make_directory(self.path)
         claimed, names = self._files(), {_WORKFLOW, _LINES, *_CONFIGS, *grader_files(graders).values()}
@@ -130,9 +131,9 @@ class NatFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def set_aside(self, names: Iterable[str] = ()) -> None:
-        """Keep copies of files that this folder's claim does not list: NAT's files of another run, and these ones.
+        """Keep copies of NAT's files, and of the named ones, that the claim does not list.
 
-        The former are removed: `nat eval` empties the folder.
+        NAT's files are then removed, since `nat eval` empties the folder.
         """
         others = {path.name for path in self.path.glob("*_output.json")} - self._files()
         for name in others | (set(names) - self._files()):
@@ -142,7 +143,7 @@ class NatFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def settle(self, run: str, written: Iterable[Path]) -> None:
-        """Say what was written; what an earlier export wrote and this one did not goes."""
+        """Record what was written, and remove what only an earlier export wrote."""
         names = [path.name for path in written]
         stale = self._files() - set(names)
         self._note(run, names)
@@ -170,7 +171,7 @@ def write_nat(
 ) -> list[Path]:
     """Write all of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order.
 
-    Means are those of finished runs only.
+    Only finished runs have means.
     """
     make_directory(folder)
     form = RowForm(view.spec, block, steps)
@@ -206,7 +207,7 @@ def write_nat(
 
 
 def _write_config(view: RunView, block: NatOutput, folder: Path) -> list[Path]:
-    """Write the configuration as it is and as NAT uses it, without secrets, and with which settings it was run."""
+    """Write the configuration, as written and as NAT uses it, without secrets, and the settings of the run."""
     source = None if block.config_file is None else view.spec.folder / block.config_file
     if source is None or not source.is_file():
         return []
@@ -263,7 +264,7 @@ def _write_profile(view: RunView, form: RowForm, folder: Path) -> list[Path]:
 
 
 class _Verdicts:
-    """The verdicts of a grader: in a temporary file until their mean is known, with which NAT's file begins."""
+    """The verdicts of a grader, in a temporary file until their mean is known, because NAT's file begins with it."""
 
     def __init__(self) -> None:
         self._items = Spool()
@@ -279,7 +280,7 @@ class _Verdicts:
         self._items.close()
 
     def add(self, row_id: Any, grade: Grade) -> None:
-        """Add a verdict: of NAT's evaluators what they returned."""
+        """Add a verdict; for NAT's evaluators, what they returned."""
         details = grade.details
         item = {
             "id": row_id,
@@ -300,7 +301,7 @@ class _Verdicts:
             self._scores.append(item["score"])
 
     def write(self, path: Path, *, finished: bool) -> None:
-        """Write the file: the mean, which is the evaluator's own if it looks at all outputs together, and the items."""
+        """Write the mean and the items. An evaluator that looks at all outputs together has its own mean."""
         mean: Any = sum(self._scores) / len(self._scores) if self._scores else None
         if mean is not None and self._digits is not None:
             mean = round(mean, self._digits)

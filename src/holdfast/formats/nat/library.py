@@ -17,9 +17,10 @@ import msgspec
 from msgspec import UNSET
 
 from holdfast.data.dataset import Dataset
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import ConfigError, Fault, HoldfastError, Problem
 from holdfast.formats.nat.config import evaluator_part, overlay, workflow_part
 from holdfast.formats.nat.dataset import row_places
+from holdfast.functions import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -82,11 +83,39 @@ def load_evaluator_config(
     return _validate({**part, "eval": {"general": general, "evaluators": {"evaluator": block}}}, path, where)
 
 
-class Workflow:
-    """A workflow, built by `open` and torn down by `close`."""
+class _Component:
+    """A workflow or an evaluator, built by `open` and torn down by `close`."""
 
-    def __init__(self, config: Any, json_path: str, where: str) -> None:
-        """`json_path` tells where the answer is in an object; `where` names that key, for messages."""
+    def __init__(self, config: Any, title: str) -> None:
+        self._config = config
+        self._title = title
+        self._stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        """Build it and all components that it names; raise Fault if that fails."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._build(stack)
+                self._stack = stack.pop_all()
+        except HoldfastError:
+            raise
+        except Exception as error:  # raised by NAT or by a component
+            message = f"{self._title} cannot be built: {describe_error(error)}"
+            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+
+    async def _build(self, stack: AsyncExitStack) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Tear down what was built."""
+        await self._stack.aclose()
+
+
+class Workflow(_Component):
+    """A workflow."""
+
+    def __init__(self, config: Any, name: str, json_path: str, where: str) -> None:
+        """Take the JSONPath of the answer in an object; `where` names that key in messages."""
         from jsonpath_ng import parse
         from jsonpath_ng.exceptions import JSONPathError
 
@@ -94,36 +123,26 @@ class Workflow:
             self._find = parse(json_path).find
         except JSONPathError as error:
             raise ConfigError([Problem(where, f"{json_path!r} is not a JSONPath: {error}")]) from error
-        self._config = config
+        super().__init__(config, f"the workflow of {name}")
         self.notices: tuple[str, ...] = ()
         if config.llms and not has_profiler():
             message = "NAT reports no model calls, no tokens and no tools of frameworks without nvidia-nat-profiler"
             self.notices = (f"{message}; evaluators of trajectories see none. pip install nvidia-nat-profiler",)
-        self._stack = AsyncExitStack()
         self._sessions: Any = None
 
-    async def open(self) -> None:
-        """Build all components; raises whatever they raise."""
+    async def _build(self, stack: AsyncExitStack) -> None:
         from nat.builder.workflow_builder import WorkflowBuilder
         from nat.runtime.session import SessionManager
 
-        async with AsyncExitStack() as stack:
-            builder = await stack.enter_async_context(WorkflowBuilder.from_config(config=self._config))
-            self._sessions = await SessionManager.create(
-                config=self._config, shared_builder=builder, max_concurrency=-1
-            )
-            stack.push_async_callback(self._sessions.shutdown)
-            self._stack = stack.pop_all()
-
-    async def close(self) -> None:
-        """Tear down what was built."""
-        await self._stack.aclose()
+        builder = await stack.enter_async_context(WorkflowBuilder.from_config(config=self._config))
+        self._sessions = await SessionManager.create(config=self._config, shared_builder=builder, max_concurrency=-1)
+        stack.push_async_callback(self._sessions.shutdown)
 
     async def run(self, messages: list[dict[str, Any]]) -> NatAnswer:
         """Run the workflow as a user of its own.
 
-        A single message is given as a text. A conversation is given as NAT's chat request; raises TypeError where the
-        workflow does not take one.
+        A single message is passed as text, a conversation as NAT's chat request; raises TypeError if the workflow does
+        not take one.
         """
         from nat.builder.context import Context
 
@@ -141,7 +160,7 @@ class Workflow:
                 return self._answer(result, runner, trace)
 
     def _answer(self, result: Any, runner: Any, trace: list[TraceStep]) -> NatAnswer:
-        """Return the answer as `nat eval` has it: a text if NAT can convert it, a model as JSON, else the value."""
+        """Return the answer as `nat eval` does: as text if NAT can convert it, a model as JSON, else the value."""
         from pydantic import BaseModel
 
         with suppress(ValueError):
@@ -164,11 +183,11 @@ class NatAnswer(NamedTuple):
     text: str
     trace: list[TraceStep]
     value: Any = UNSET
-    """the answer itself, where it is no text"""
+    """the answer itself, if it is not text"""
 
 
 class Item(NamedTuple):
-    """What an evaluator gets of an output."""
+    """An output as an evaluator gets it."""
 
     id: Any
     question: Any
@@ -195,7 +214,7 @@ class Item(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What an evaluator says of an output."""
+    """An evaluator's judgement of an output."""
 
     score: Any
     reasoning: Any
@@ -204,33 +223,31 @@ class Evaluation(NamedTuple):
     """further fields of its own kind of result"""
 
 
-class Evaluator:
-    """An evaluator, built by `open` and torn down by `close`."""
+class Evaluator(_Component):
+    """An evaluator."""
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._stack = AsyncExitStack()
+    def __init__(self, config: Any, name: str, dataset: Mapping[str, Any] | None, spec: Eval) -> None:
+        super().__init__(config, f"the evaluator {name}")
+        self._dataset = dataset
+        self._spec = spec
+        self.rows: NatRows | None = None
+        """the rows as NAT reads them, if the grader has a `dataset`"""
         self._info: Any = None
         self._by_row: Callable[[Any], Awaitable[Any]] | None = None
         """evaluates one item, if the evaluator works item by item by construction"""
 
-    async def open(self) -> None:
-        """Build it and the components it names; raises whatever they raise."""
+    async def _build(self, stack: AsyncExitStack) -> None:
         from nat.plugins.eval.runtime.builder import WorkflowEvalBuilder
 
-        async with AsyncExitStack() as stack:
-            builder = await stack.enter_async_context(WorkflowEvalBuilder.from_config(config=self._config))
-            self._info = builder.get_evaluator("evaluator")
-            self._stack = stack.pop_all()
+        builder = await stack.enter_async_context(WorkflowEvalBuilder.from_config(config=self._config))
+        self._info = builder.get_evaluator("evaluator")
         self._by_row = self._find_row_method()
-
-    async def close(self) -> None:
-        """Tear down what was built."""
-        await self._stack.aclose()
+        if self._dataset is not None:
+            self.rows = NatRows(self._dataset, self._spec)
 
     @property
     def looks_at_all(self) -> bool:
-        """True if its verdict on an item may depend on the others."""
+        """True if the verdict on one item may depend on others."""
         return self._by_row is None
 
     async def evaluate(self, item: Item) -> Evaluation:
@@ -239,7 +256,7 @@ class Evaluator:
         return _judged(await self._by_row(item.build()))
 
     async def evaluate_all(self, items: Sequence[Item]) -> tuple[list[Evaluation], Any, dict[str, Any]]:
-        """Evaluate all items; return also the evaluator's average, and further fields of its result."""
+        """Evaluate all items; return the evaluations, the evaluator's average, and further fields of its result."""
         from nat.data_models.evaluator import EvalInput
 
         eval_input = EvalInput(eval_input_items=[item.build() for item in items])
@@ -259,7 +276,7 @@ class Evaluator:
         return method if callable(method) else None
 
     def _find_row_method(self) -> Callable[[Any], Awaitable[Any]] | None:
-        """Return what evaluates one item. NAT's base classes would turn its exception into a score of 0.0."""
+        """Return the method that evaluates one item. NAT's base classes would turn an exception into 0.0."""
         from nat.data_models.evaluator import EvalInput
         from nat.plugins.eval.evaluator.atif_base_evaluator import AtifBaseEvaluator
         from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
@@ -285,7 +302,7 @@ class NatRows:
     """The rows of a dataset as `nat eval` reads them: with pandas, which gives each column a type."""
 
     def __init__(self, block: Mapping[str, Any], spec: Eval) -> None:
-        """`block` is NAT's dataset block, `spec` the eval that says which file is read."""
+        """Take NAT's dataset block, and the eval that names the file."""
         files = Dataset(spec).files
         config = _validate({"eval": {"general": {"dataset": {**block, "s3": None}}}}, None, spec.document.where(()))
         self._block, self._frame = config.eval.general.dataset, None
@@ -396,8 +413,8 @@ def _conversation(messages: list[dict[str, Any]], workflow: Any) -> Any:
 def _row_evaluator(method: Any, kind: type, name: str, row_method: str) -> Any:
     """Return the object that evaluates items one by one, if a method does nothing but that.
 
-    That is NAT's base class, unless its method is overridden. Of NAT's own evaluators it may also be an object that a
-    function hands its items over to, or one whose class has both methods.
+    NAT's base class does so, unless its method is overridden. In NAT's own evaluators, a function may also hand items
+    to such an object, or a class may have both methods.
     """
     ours = str(getattr(method, "__module__", "")).startswith("nat.plugins.")
     cells = getattr(method, "__closure__", None) or ()
@@ -433,7 +450,7 @@ def _more(result: Any, *known: str) -> dict[str, Any]:
 
 
 def _in_order(items: Sequence[Item], results: Sequence[Any]) -> list[Evaluation]:
-    """Return the result on each item: that with its id, or where ids do not tell, that at its place."""
+    """Return each item's result: by id, or by position if ids are not unique."""
     by_id = {str(result.id): _judged(result) for result in results}
     if len({str(item.id) for item in items}) == len(items):
         missing = Evaluation(None, None, "the evaluator returned nothing for this output")

@@ -1,7 +1,7 @@
-"""`workflow_output.jsonl`, kept up to date while a run is going on, by a thread that follows the run's journals.
+"""Keep `workflow_output.jsonl` up to date during a run, in a thread that follows the run's journals.
 
-The journals are the truth and this is a copy: whatever happens to it changes neither the run nor its exit code.
-Following the files instead of the work serves one process and several workers alike, off the event loop.
+The journals are the truth and this file is a copy: a failure to write it changes neither the run nor its exit code.
+Following the files works for one process and for several workers, and stays off the event loop.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class NatMirror(LiveExporter):
         self._thread.start()
 
     def close(self) -> None:
-        """Copy what has finished meanwhile, and stop."""
+        """Copy what has finished in the meantime, and stop."""
         self._over.set()
         self._thread.join(_PATIENCE_SECONDS)
 
@@ -93,7 +93,7 @@ class NatMirror(LiveExporter):
                 os.close(self._fd)
 
     def _look(self) -> None:
-        """Copy what is new; leave for the next look what cannot be written now."""
+        """Copy what is new; retry at the next look if it cannot be written now."""
         try:
             for ref, key in self._journals.news():
                 if hash(key) not in self._seen and self._work.fits(ref):
@@ -117,7 +117,7 @@ class NatMirror(LiveExporter):
                 )
 
     def _begin(self) -> None:
-        """Take the folder over, with what has finished already: readers see a whole file, or the one before."""
+        """Take the folder over and write all finished outputs; readers see either the old file or the whole new one."""
         self._folder.take_over(self._run, self._graders)
         rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
@@ -129,7 +129,7 @@ class NatMirror(LiveExporter):
             self._journals.steps.pop(self._waiting.popleft()[1], None)
 
     def _append(self, line: bytes) -> None:
-        """Write a line, or nothing of it."""
+        """Append a whole line, or nothing."""
         assert self._fd is not None
         size = os.fstat(self._fd).st_size
         if (written := os.write(self._fd, line)) < len(line):
@@ -157,7 +157,7 @@ class _Journals:
         self.steps: dict[str, list[LineRef]] = {}
 
     def news(self) -> list[tuple[OutputRef, str]]:
-        """Return the new outputs with their keys. Their steps are read after them, and so are all there."""
+        """Return the new outputs with their keys. Steps are read after outputs, so an output's steps are complete."""
         outputs = []
         for line, data in self._lines("outputs"):
             if (head := decode_head(OutputHead, data)) is not None:
@@ -197,7 +197,7 @@ class _Rows:
             return  # the dataset has changed, which stops the run
 
     def of(self, key: str) -> dict[str, Any]:
-        """Return a trial's row; an empty one where the dataset no longer has it."""
+        """Return a trial's row; an empty one if the dataset no longer has it."""
         if key not in self._held:
             for read, fields in self._unread:
                 self._held[read] = fields
@@ -206,5 +206,5 @@ class _Rows:
         return self._held.get(key, {})
 
     def forget(self, key: str) -> None:
-        """Drop a row that is not needed any more."""
+        """Drop a row that is no longer needed."""
         self._held.pop(key, None)

@@ -1,4 +1,4 @@
-"""Translate a NAT configuration with an `eval` section into the document of an equal eval file.
+"""Translate a NAT configuration with an `eval` section into an equivalent eval file.
 
 The workflow becomes a `nat` target, each evaluator a `nat` grader. Nothing is ignored silently: a notice names keys
 that have no effect here or in NAT, and keys that would change the numbers are refused.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import ConfigError, Problem
 from holdfast.formats.nat.config import SECTIONS, read_config
 from holdfast.formats.nat.dataset import KEYED, Reader
 from holdfast.formats.nat.library import has_profiler, is_installed
 from holdfast.spec.document import Document, format_location
+from holdfast.spec.formats import Format
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.validation import suggest
+from holdfast.spec.validation import Findings, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +46,17 @@ _MEASURES: Final = frozenset({"avg_llm_latency", "avg_workflow_runtime", "avg_nu
 """NAT's evaluators whose numbers are seconds, calls and tokens"""
 
 
+class Nat(Format):
+    """Configurations of NeMo Agent Toolkit, which have no versions."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        sections = any(isinstance(data.get(key), dict) for key in ("workflow", "eval"))
+        return (sections or isinstance(data.get("base"), str)) and data.keys().isdisjoint(("graders", "schemaVersion"))
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        return translate(document, overrides)
+
+
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
     """Return the eval as a document of Holdfast, and the overrides that are still to be applied.
 
@@ -67,8 +78,7 @@ class _Translation:
         self._name = document.path.name
         self._all_overrides = override
         self._override = {path: value for path, value in override.items() if not path.startswith("eval.")}
-        self._problems: list[Problem] = []
-        self._notices: list[str] = []
+        self._findings = Findings()
 
     def document(self) -> Document:
         """Return the translated document; raise ConfigError with all problems of the file."""
@@ -87,9 +97,7 @@ class _Translation:
         path = self._document.path
         assert path is not None
         dataset = self._block(("eval", "general", "dataset"))
-        reader = Reader(dataset, path.resolve().parent, self._document.where)
-        rows = reader.read()
-        self._problems += reader.problems
+        rows = Reader(dataset, self._document, self._findings).read()
         if not isinstance(self._data.get("workflow"), dict):
             self._wrong(("workflow",), "is missing: it is what is evaluated")
         graders, origins = self._graders({key: dataset[key] for key in KEYED if key in dataset})
@@ -107,8 +115,7 @@ class _Translation:
             "limits": {"concurrency": general.get("max_concurrency", _DEFAULT_CONCURRENCY)},
             "output": {"nat": self._output(general, dataset)},
         }
-        if self._problems:
-            raise ConfigError(self._problems)
+        self._findings.raise_problems()
         origins |= {
             ("name",): (self._document, ("workflow",)),
             ("dataset",): (self._document, ("eval", "general", "dataset")),
@@ -118,7 +125,7 @@ class _Translation:
             ("limits",): (self._document, ("eval", "general")),
             ("output",): (self._document, ("eval", "general", "output")),
         }
-        return Document(data, path, elsewhere=origins, notices=tuple(self._notices))
+        return Document(data, path, elsewhere=origins, notices=self._findings.notices)
 
     def _check_sections(self) -> None:
         for key in self._data:
@@ -210,9 +217,7 @@ class _Translation:
         return node if isinstance(node, dict) else {}
 
     def _wrong(self, location: Location, message: str) -> None:
-        problem = Problem(self._document.where(location), message)
-        if problem not in self._problems:
-            self._problems.append(problem)
+        self._findings.wrong(self._document, location, message)
 
     def _notice(self, location: Location, message: str) -> None:
-        self._notices.append(f"{self._document.where(location)}: {message}")
+        self._findings.notice(self._document, location, message)

@@ -119,7 +119,7 @@ class NatOutput(LiveExport):
     dataset: dict[str, Any] = {}
     """Dataset block of NAT, whose `id_key` and `structure` name the columns of `workflow_output.json`."""
     config_file: str | None = None
-    """NAT configuration, relative to the eval file, that is written beside the results as `nat eval` does."""
+    """NAT configuration, relative to the eval file, that is written next to the results, as `nat eval` does."""
     override: dict[str, Any] = {}
     """Values that override the configuration, by dotted path."""
     profiler: dict[str, Any] | None = None

@@ -1,18 +1,21 @@
-"""The model and tool calls of a trial, as NeMo Agent Toolkit's steps.
+"""NeMo Agent Toolkit's steps: read from its streams, converted to messages, and made from the calls of a trial.
 
-Where a target reported its steps, the output's trace is written as it is. Otherwise each assistant message is a model
-call and each tool's message a tool call; `steps.jsonl` knows when a call was made, how long it took and what it used.
-Tokens that nobody knows are left out: NAT's evaluators then leave the call out of their means.
+If a target reported its steps, the output's trace is used as it is. Otherwise each assistant message is a model call
+and each tool's message a tool call; `steps.jsonl` has their times and usage. Unknown token counts are left out: NAT's
+evaluators then leave the call out of their means.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import ast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UnsetType
 
 from holdfast.canonical import digest
+from holdfast.dialects.reading import count
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from holdfast.store.records import Output, Step, TraceStep
 
 _ROOT = {"function_id": "root", "function_name": "root", "parent_id": None, "parent_name": None}
+_CALLS: Final = ("TOOL_START", "TOOL_END", "FUNCTION_START", "FUNCTION_END")
+_WORKFLOW: Final = "<workflow>"
+"""the name that NAT gives to the workflow itself, which is a function too"""
+_PREFIX: Final = b"intermediate_data:"
 
 
 class _Call(NamedTuple):
@@ -32,7 +39,7 @@ class _Call(NamedTuple):
 
 
 def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, types: frozenset[str]) -> list[TraceStep]:
-    """Return the steps of some types; of all types where `types` is empty, as in NAT."""
+    """Return the steps of some types; of all types if `types` is empty, as in NAT."""
     steps = output.trace if not isinstance(output.trace, UnsetType) else _derived(output, recorded, model)
     return [step for step in steps if not types or step.get("payload", {}).get("event_type") in types]
 
@@ -85,7 +92,7 @@ def _arguments(text: Any) -> Any:
 
 
 class _Records:
-    """Finds the record of each message's call. Each record is used once: attempts that failed leave records, too."""
+    """Finds the record of each message's call. Each record is used once, because failed attempts leave records too."""
 
     def __init__(self, output: Output, recorded: Iterable[Step]) -> None:
         self._output = output
@@ -96,7 +103,7 @@ class _Records:
         self._whole = _Call(timing.started, timing.started + timing.seconds)
 
     def model(self, number: int) -> _Call:
-        """Find the model call that gave a message."""
+        """Find the model call that returned a message."""
         turn, message = self._turn(number), self._output.messages[number]
         for step in self._remaining:
             if (step.kind, step.turn) == ("model", turn) and _answer(step) == message:
@@ -141,3 +148,159 @@ def _usage(response: dict[str, Any]) -> Usage | None:
         return msgspec.convert(response.get("usage"), Usage)
     except msgspec.ValidationError:
         return None
+
+
+def messages_of(trace: Iterable[TraceStep], text: str) -> list[dict[str, Any]]:
+    """Return a reply as messages: each tool call with its result, in the order they began, then the answer."""
+    messages: list[dict[str, Any]] = []
+    for call_id, call in _calls_by_id(trace).items():
+        function = {"name": call["name"], "arguments": _as_json(call.get("input"))}
+        messages.append(
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+            }
+        )
+        if "output" in call:
+            messages.append(
+                {"role": "tool", "tool_call_id": call_id, "name": call["name"], "content": _result_text(call["output"])}
+            )
+    return [*messages, {"role": "assistant", "content": text}]
+
+
+def steps_of(output: Output) -> list[TraceStep]:
+    """Return the reported steps; if there are none, a step for each answer and each tool call."""
+    if not isinstance(output.trace, UnsetType):
+        return output.trace
+    results = {m.get("tool_call_id"): m.get("content") for m in output.messages if m.get("role") == "tool"}
+    steps: list[TraceStep] = []
+    before: Any = ""
+
+    def add(kind: str, name: str | None, value: Any, result: Any) -> None:
+        ended = output.timing.started + output.timing.seconds  # the times of single messages are unknown
+        ancestry = {"function_id": "root", "function_name": "root", "parent_id": None, "parent_name": None}
+        payload = {
+            "event_type": kind,
+            "event_timestamp": ended,
+            "span_event_timestamp": output.timing.started,
+            "name": name,
+            "data": {"input": value, "output": result},
+            "UUID": f"{output.key}-{len(steps)}",
+        }
+        steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
+
+    listed = None if isinstance(output.calls, UnsetType) else output.calls
+    for message in output.conversation:
+        if message.get("role") == "assistant":
+            add("LLM_END", None, before, message.get("content") or "")
+            for call in message.get("tool_calls") or () if listed is None else ():
+                if isinstance(call, dict):
+                    function = call.get("function") or call
+                    add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
+        before = message.get("content") or before
+    for call_record in listed or ():  # set if the messages do not hold all calls
+        if call_record.name is not None:
+            add("TOOL_END", call_record.name, call_record.arguments, call_record.result)
+    return steps
+
+
+def _calls_by_id(trace: Iterable[TraceStep]) -> dict[str, dict[str, Any]]:
+    """Return the calls by id. A framework's tool that is a NAT function is reported as both, and counts once."""
+    calls: dict[str, dict[str, Any]] = {}
+    for step in trace:
+        payload = step["payload"]
+        kind, name = payload.get("event_type"), payload.get("name")
+        if kind not in _CALLS or not name or name == _WORKFLOW:
+            continue
+        if kind.startswith("FUNCTION") and payload.get("framework"):
+            continue  # a step of a framework's chain, not a function of NAT
+        call = calls.setdefault(str(payload.get("UUID")), {"name": name, "tool": kind.startswith("TOOL")})
+        data = payload.get("data") or {}
+        if "input" in data and data["input"] is not None:
+            call["input"] = data["input"]
+        if kind.endswith("_END"):
+            call["output"] = data.get("output")
+    tools = {call["name"] for call in calls.values() if call["tool"]}
+    return {key: call for key, call in calls.items() if call["tool"] or call["name"] not in tools}
+
+
+def _as_json(value: Any) -> str:
+    """Return arguments as JSON. Frameworks report them as an object, as JSON, or as the text of a Python dict."""
+    if isinstance(value, str):
+        try:
+            msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        else:
+            return value
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+    return msgspec.json.encode({} if value is None else value, enc_hook=str).decode()
+
+
+def _result_text(value: Any) -> str:
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        return str(value["content"])  # LangChain's ToolMessage
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+class _StreamLine(msgspec.Struct):
+    payload: str
+    """JSON as a text: what NAT calls an IntermediateStepPayload"""
+
+
+class StreamedSteps:
+    """Collects the steps of one reply."""
+
+    def __init__(self) -> None:
+        self.trace: list[TraceStep] = []
+
+    def read(self, line: bytes) -> None:
+        """Read a line of the stream; other lines are skipped."""
+        if (step := _read_step(line)) is not None:
+            self.trace.append(step)
+
+    def usage(self) -> Usage:
+        """Add up the tokens of all model calls."""
+        return usage_of(self.trace)
+
+
+def _read_step(line: bytes) -> TraceStep | None:
+    """Read a step as `nat eval --endpoint` does; None for any other line.
+
+    `/generate/full` sends steps, `/generate/stream` sends them as Markdown, which no evaluator can read.
+    """
+    if not line.startswith(_PREFIX):
+        return None
+    try:
+        sent = msgspec.json.decode(line[len(_PREFIX) :], type=_StreamLine)
+        payload = msgspec.json.decode(sent.payload, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(payload.get("event_type"), str) or payload["event_type"] == "LLM_NEW_TOKEN":
+        return None  # one per token; the end of the call has all of them
+    ancestry = {
+        "function_id": payload.get("UUID") or "remote_function_id",
+        "function_name": payload.get("name") or "remote_function",
+        "parent_id": None,
+        "parent_name": None,
+    }
+    return {"parent_id": "remote", "function_ancestry": ancestry, "payload": payload}
+
+
+def usage_of(trace: Iterable[TraceStep]) -> Usage:
+    """Add up the tokens of all model calls; unknown if a call does not report them."""
+    counts = []
+    for step in trace:
+        payload = step["payload"]
+        if payload.get("event_type") == "LLM_END":
+            counts.append((payload.get("usage_info") or {}).get("token_usage") or {})
+    sent = [count(each.get("prompt_tokens")) for each in counts]
+    received = [count(each.get("completion_tokens") or 0) for each in counts]
+    complete = bool(counts) and all(sent) and None not in received
+    return Usage(
+        sum(number or 0 for number in sent) if complete else None,
+        sum(number or 0 for number in received) if complete else None,
+        len(counts),
+    )

@@ -1,10 +1,9 @@
-"""waza's `results.json`, schema 1.5: of any run, whatever its eval was written for.
+"""Write any run as waza's `results.json`, schema 1.5.
 
-A trial that a checkpoint stopped has the status `error`, as in waza; it has failed. So has a trial without an output,
-or whose graders could not judge: it has no verdict, and is in no number but those of errors. A task all of whose
-verdicts are good and which lacks some is an `error`. A number of which nothing is known is null, which waza reads as 0.
-A trial of which nothing was graded is `skipped`. A checkpoint that was never reached is listed as `skipped`, where waza
-leaves it out.
+A trial that a checkpoint stopped has the status `error`, as in waza, and counts as failed. A trial without an output,
+or whose graders could not judge, also has the status `error`, but no verdict: only counts of errors include it. A task
+is an `error` if some verdicts are missing and all others are good. Unknown numbers are null, which waza reads as 0. A
+trial without graders is `skipped`, and so is a checkpoint that was never reached, which waza does not list.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.formats.waza.statistics import SuiteNumbers, deviation, mean, task_stats
-from holdfast.formats.waza.triggers import SHOULD
+from holdfast.formats.waza.tasks import SHOULD
 from holdfast.graders.build import grader_places
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, expression
@@ -40,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_waza(view: RunView, folder: Path) -> list[Path]:
-    """`results.json`, one task after the other, so that a large run need not be held in memory."""
+    """Write `results.json` task by task, so that a large run need not fit into memory."""
     path = folder / "results.json"
     whole = _Whole(view)
     with replacing(path) as file:
@@ -96,7 +95,7 @@ class _Whole:
         }
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Every sample, in the dataset's order."""
+        """Yield every sample, in the dataset's order."""
         for sample, trials in groupby(self._view.everything(), key=_sample):
             sample_trials = list(trials)
             self._trials += len(sample_trials)
@@ -185,7 +184,7 @@ class _Whole:
         }
 
     def _responder(self, trial: GradedTrial) -> dict[str, Any]:
-        """Return how the simulated user of a trial ended the conversation; nothing where there is none."""
+        """Return how the simulated user ended the conversation, if the trial has one."""
         block, output = self._spec.responder, trial.output
         if block is None:
             return {}
@@ -203,7 +202,7 @@ class _Whole:
         return {"responder": {"followups_sent": output.turns - 1, "outcome": outcome, **reason}}
 
     def _checkpoints(self, trial: GradedTrial) -> Iterator[dict[str, Any]]:
-        """Return the checkpoints of a trial, those that it never reached too."""
+        """Return a trial's checkpoints, including the ones that it never reached."""
         by_turn: dict[int, list[GraderPlace]] = defaultdict(list)
         for number in trial.panel.graders:
             place = self._places[number]
@@ -300,7 +299,7 @@ def _pending(trial: Pending) -> dict[str, Any]:
 
 
 def _overall(runs: Sequence[dict[str, Any]]) -> str:
-    """Return a task's status: as in waza, but that a run without a verdict is no failure."""
+    """Return a task's status as in waza, except that a run without a verdict is not a failure."""
     statuses = {"failed" if run["status"] == "error" and run["_score"] is not None else run["status"] for run in runs}
     for status in ("failed", "error", "passed"):
         if status in statuses:
@@ -309,7 +308,7 @@ def _overall(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _validations(grades: Sequence[Grade], sample: str) -> dict[str, Any]:
-    """Verdicts by name. Names are waza's again, unless two would become one; errors are no verdicts."""
+    """Return verdicts by waza's own names, unless two would collide; errors are not verdicts."""
     validations: dict[str, Any] = {}
     for grade in grades:
         if grade.score is None or grade.status not in ("passed", "failed"):
@@ -340,7 +339,7 @@ def _failed(validations: dict[str, Any]) -> list[str]:
 
 
 def _calls(output: Output) -> Iterator[dict[str, Any]]:
-    """The tool calls of a conversation, with their turns and results."""
+    """Yield the tool calls of a conversation, with their turns and results."""
     if not isinstance(output.calls, UnsetType):
         for number, call in enumerate((call for call in output.calls if call.name), 1):
             yield {
@@ -407,7 +406,7 @@ def _arguments(written: Any) -> Any:
 
 
 def _usage(usage: Usage, turns: int) -> dict[str, Any] | None:
-    """Return the usage; None where it is unknown, which is not zero."""
+    """Return the usage; None if it is unknown, which is not zero."""
     if usage.input_tokens is None or usage.output_tokens is None:
         return None
     return {
@@ -425,7 +424,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _details(grade: Grade) -> dict[str, Any]:
-    """Return what a grader noted; where it noted nothing, what failed."""
+    """Return a grader's feedback, or else what failed."""
     if grade.details is None:
         return {"failures": [grade.feedback] if grade.status == "failed" and grade.feedback else []}
     return grade.details if isinstance(grade.details, dict) else {"value": grade.details}

@@ -28,7 +28,7 @@ class WazaFindings(Findings):
     def __init__(self, root: Path, folder: Path) -> None:
         super().__init__()
         self.root = root.resolve()
-        """the project; files outside of it are read only where they are named from the working directory"""
+        """the project; a file outside it is read only if it is named from the working directory"""
         self._places: dict[Path, str] = {folder.resolve(): "the eval's folder"}
         self._places.setdefault(self.root, "the project")
         self._places.setdefault(Path.cwd(), "the working directory")
@@ -79,7 +79,7 @@ class WazaFindings(Findings):
                 self.wrong(document, place, "unknown key; in a scenario eval that is an error")
 
     def unknown(self, document: Document, location: Location, key: str, allowed: Collection[str]) -> bool:
-        """Report an unknown key; return False where it looks misspelt, which is a problem."""
+        """Report an unknown key; return False if it looks misspelt, which is a problem."""
         if suggestion := _TRAPS.get(key) or next(iter(difflib.get_close_matches(key, allowed, 1, _ALIKE)), None):
             self.wrong(document, location, f"unknown key (did you mean {suggestion!r}?)")
             return False
@@ -111,7 +111,7 @@ class WazaFindings(Findings):
         return None
 
     def read(self, document: Document, location: Location, name: str, inside: str = "") -> bytes | None:
-        """Read a file, looked up like `find` does; `inside` is its name if `name` is a folder."""
+        """Read the file that `find` finds; if `name` is a folder, the file `inside` it."""
         path = self.find(name)
         if path is not None and inside and path.is_dir():
             path = path / inside
@@ -125,7 +125,7 @@ class WazaFindings(Findings):
             return None
 
     def nowhere(self, name: str) -> str:
-        """Explain why `find` did not find a file, and where it was looked for."""
+        """Explain why `find` did not find a file, and list the places."""
         if any((place / name).exists() for place in self._places):
             return f"{name!r} is outside the project, {self.root}, and the working directory"
         places = ", ".join(f"{place} ({label})" for place, label in self._places.items())

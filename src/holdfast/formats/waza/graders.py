@@ -1,4 +1,4 @@
-"""Translate waza's graders and checkpoints, with parameters beside the type or under `config`, and older kinds.
+"""Translate waza's graders and checkpoints, with parameters next to the type or under `config`, and older kinds.
 
 A grader that checks nothing is rejected later, by the schema. Files that graders name are read here and their contents
 put into the grader, so that a grade's key depends on the contents and not on the place of the files.
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.formats.waza.files import content
 from holdfast.formats.waza.findings import at
-from holdfast.formats.waza.gotext import literal
 from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
 from holdfast.spec.load_graders import GRADERS, grader_schema, names_file, rubric_text
+from holdfast.spec.template import is_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -333,7 +333,7 @@ def where_task(task: str) -> str:
 def unique_names(graders: Sequence[tuple[str | None, str]]) -> list[str]:
     """Return unique names for graders, given by task (None: of the eval) and name. Ambiguous names get the task's id.
 
-    waza stores results by name, and of two with one name the later replaces the earlier.
+    waza stores results by name: a second grader of a name replaces the first.
     """
     counts = Counter(name for _, name in graders)
     unique: list[str] = []
@@ -354,7 +354,7 @@ def allow_only(names: list[str]) -> list[Any]:
 
 
 def _loose_calls(calls: Any) -> Any:
-    """Return calls to look for whose names are patterns, and ignore case as all patterns of waza's tool graders do."""
+    """Return expected calls with patterns as names that ignore case, like all patterns of waza's tool graders."""
     if not isinstance(calls, list):
         return calls  # the schema reports it
     loose = []
@@ -381,3 +381,10 @@ def _literals(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _literals(inner) for key, inner in value.items()}
     return literal(value) if isinstance(value, str) else value
+
+
+def literal(text: str) -> str:
+    """Escape a text that waza does not read as a template, so that Holdfast's templates repeat it literally."""
+    if not is_template(text):
+        return text
+    return "{% raw %}" + text.replace("endraw", "{% endraw %}endraw{% raw %}") + "{% endraw %}"

@@ -1,4 +1,4 @@
-"""waza's mock executor: it repeats the prompt, the description of the task, and its files.
+"""waza's mock executor, which repeats the prompt, the task's description, and its files.
 
 A row always gets the same answer, so an eval and its graders can be tried out without a model.
 """

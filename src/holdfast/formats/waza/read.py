@@ -1,12 +1,13 @@
-"""Translate a waza eval as a whole into the document of an equal eval file of Holdfast.
+"""Translate a waza eval as a whole into an equivalent eval file of Holdfast.
 
-The run's manifest stores that document, so a run is resumed, graded and compared from its directory alone. The origin
-of each part is stored beside it, so that a problem is reported with its task file and line.
+The run's manifest stores that document, so resuming, grading and comparing need only the run's directory. The origin
+of each part is stored with it, so that a problem is reported with its task file and line.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,19 +16,18 @@ from holdfast.formats.waza.config import project_folder, read_config, version_pr
 from holdfast.formats.waza.files import agent_file, skill_text
 from holdfast.formats.waza.findings import WazaFindings
 from holdfast.formats.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
-from holdfast.formats.waza.hooks import translate_hooks
 from holdfast.formats.waza.target import target_fields
-from holdfast.formats.waza.tasks import Tasks, WazaTask
-from holdfast.formats.waza.triggers import SHOULD, SHOULD_NOT, trigger_graders, trigger_rows
+from holdfast.formats.waza.tasks import SHOULD, SHOULD_NOT, Tasks, WazaTask, trigger_graders, trigger_rows
 from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import Selection
+from holdfast.spec.formats import Format
 from holdfast.spec.load import limit_of
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.target_schema import TARGETS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.formats.waza.config import Config
@@ -55,9 +55,22 @@ _KNOWN: Final = (
 )
 _IGNORED: Final = {
     "adversarial": "is read by `waza adversarial` only",
-    "baseline": "is not run beside: run the eval without its skill (config.inject_skill_body=false) and use "
+    "baseline": "is not run as well: run the eval without its skill (config.inject_skill_body=false) and use "
     "`holdfast compare`",
 }
+_ONLY_WAZA: Final = ("skill", "tasks", "tasks_from")
+"""keys that only waza's eval files have"""
+
+
+class Waza(Format):
+    """Eval files of waza, which have versions of their own."""
+
+    def recognizes(self, data: Mapping[str, Any]) -> bool:
+        config = data.get("config")
+        return not data.keys().isdisjoint(_ONLY_WAZA) or (isinstance(config, dict) and "executor" in config)
+
+    def translate(self, document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
+        return translate(document, overrides)
 
 
 def translate(document: Document, overrides: Sequence[Override]) -> tuple[Document, list[Override]]:
@@ -165,7 +178,7 @@ class _Translation:
             self._findings.strict = self._document.path
 
     def _workspace_files(self, tasks: list[WazaTask]) -> str:
-        """Return the expression for a row's files; those of repositories are apart, as the mock executor shows."""
+        """Return the expression for a row's files; the mock executor does not list repositories' files."""
         if not any(task.checkout for task in tasks):
             return "files"
         for task in tasks:
@@ -281,7 +294,7 @@ class _Translation:
         return conversation
 
     def _tool_policy(self, config: Config, common: list[TranslatedGrader]) -> list[TranslatedGrader]:
-        """Return the check that only tools are called which the `.agent.md` declares, unless the eval has its own."""
+        """Return a check that only the tools of the `.agent.md` are called, unless the eval has its own."""
         place: Location = ("config", "skill_directories")
         agent = agent_file(self._skill_folders(config.skills))
         if (
@@ -298,7 +311,7 @@ class _Translation:
         return [TranslatedGrader(fields, self._document, place, {})]
 
     def _put_before(self, tasks: list[WazaTask], config: Config) -> None:
-        """Put the skill's text before the conversation, since a model has no skills. So the text is part of the key."""
+        """Put the skill's text before the conversation, since a model has no skills. The key depends on the text."""
         findings, source = self._findings, self._document
         skill = str(source.data.get("skill") or "")
         for task in tasks:
@@ -400,3 +413,33 @@ class _Translation:
             if not common and not task.graders and not task.checkpoints:
                 message = "has no graders: it is run and not graded, while waza would pass it"
                 self._findings.notice(task.document, (), message)
+
+
+def translate_hooks(findings: WazaFindings, document: Document, folder: Path) -> dict[str, Any]:
+    """Return the hooks of an eval.
+
+    A hook without a working directory runs in the folder relative to which its program is named, or else in the eval's
+    folder.
+    """
+    hooks: dict[str, Any] = copy.deepcopy(findings.block(document, (), "hooks"))
+    for when, listed in hooks.items():
+        for number, hook in enumerate(listed if isinstance(listed, list) else []):
+            place = _hook_folder(findings, document, ("hooks", when, number), hook) if isinstance(hook, dict) else None
+            if place is not None:
+                hook["working_directory"] = os.path.relpath(place.resolve(), folder)
+    return hooks
+
+
+def _hook_folder(findings: WazaFindings, document: Document, location: Location, hook: dict[str, Any]) -> Path | None:
+    name = hook.get("working_directory")
+    if isinstance(name, str) and name:
+        place = findings.find(name)
+        if place is None:
+            findings.notice(document, (*location, "working_directory"), findings.nowhere(name))
+        return place
+    command = hook.get("command")
+    words = command.split() if isinstance(command, str) else command
+    program = str(words[0]) if isinstance(words, list) and words else ""
+    if "/" not in program or program.startswith("/"):
+        return None
+    return next((place for place in findings.places if (place / program).is_file()), None)

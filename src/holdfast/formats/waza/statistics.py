@@ -1,7 +1,6 @@
-"""The numbers of waza's `results.json`, of tasks and of the whole: averages, intervals, reliability.
+"""Compute the numbers of waza's `results.json`, per task and overall: averages, intervals, reliability.
 
-Trials without a verdict are in none of them. waza writes no interval where there was one trial, and neither does this:
-an interval needs a spread.
+Trials without a verdict do not count. A single trial has no interval, as in waza: an interval needs a spread.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def task_stats(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class SuiteNumbers:
-    """What the numbers of all tasks are computed from. Tasks without a verdict are left out."""
+    """Collects the scores of all tasks for the overall numbers. Tasks without a verdict are left out."""
 
     def __init__(self) -> None:
         self.scores, self.weighted_scores = array("d"), array("d")
@@ -76,7 +75,7 @@ class SuiteNumbers:
             self._judged.append(sum(run["_score"] is not None for run in runs))
 
     def statistics(self, succeeded: int, judged: int) -> dict[str, Any] | None:
-        """Return the `statistics` of all tasks; None where waza has none: for one task, or one trial of each.
+        """Return the `statistics` of all tasks; None for one task or one trial of each, as in waza.
 
         `succeeded` of `judged` tasks have passed.
         """
@@ -93,12 +92,12 @@ class SuiteNumbers:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the average; None of nothing."""
+    """Return the average; None if there are no values."""
     return math.fsum(values) / len(values) if values else None
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of these values, taken as all there are."""
+    """Return the population standard deviation."""
     average = mean(values)
     return 0.0 if average is None else math.sqrt(math.fsum((value - average) ** 2 for value in values) / len(values))
 
@@ -115,7 +114,7 @@ def _proportion(successes: int, count: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _bootstrap(scores: tuple[float, ...]) -> dict[str, Any]:
-    """Return the percentile interval of the mean. The same scores always give the same one."""
+    """Return the percentile interval of the mean, which is deterministic."""
     count, average = len(scores), mean(scores)
     resamples = min(_RESAMPLES, max(200, _DRAWS // count))
     lower = upper = average

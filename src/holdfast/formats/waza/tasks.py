@@ -1,18 +1,17 @@
-"""Translate waza's tasks, from task files or rows of a CSV file, into samples."""
+"""Translate waza's tasks, from task files, rows of a CSV file and `trigger_tests.yaml`, into samples."""
 
 from __future__ import annotations
 
 import csv
 import glob
 import posixpath
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.formats.waza.files import instruction_files, task_files
+from holdfast.formats.waza.files import instruction_files, is_below, read_repos, task_files
 from holdfast.formats.waza.findings import at
-from holdfast.formats.waza.gotext import render
-from holdfast.formats.waza.repos import is_below, read_repos
 from holdfast.spec.document import Document, read_document
 
 if TYPE_CHECKING:
@@ -59,6 +58,15 @@ _EXPECTED: Final = ("output_contains", "output_not_contains", "output_contains_a
 _EXPECTED_IGNORED: Final = dict.fromkeys(
     ("outcomes", "tool_calls", "should_trigger"), "is not graded: waza reads it and checks nothing"
 ) | {"behavior": "is not graded: in waza too it is no check; use a `behavior` grader"}
+_ACTION: Final = re.compile(r"(?:\s*\{\{-\s|\{\{)(.*?)(?:\s-\}\}\s*|\}\})", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\.Vars\.(\w+)|index\s+\.Vars\s+\"([^\"]*)\"")
+
+_PER_TRIAL: Final = ("JobID", "Iteration", "Attempt", "Timestamp")
+"""variables that differ between trials in waza: a text with one of them has no fixed content"""
+SHOULD: Final = "trigger_accuracy/should_trigger"
+SHOULD_NOT: Final = "trigger_accuracy/should_not_trigger"
+
+_TRIGGER_LISTS: Final = {"should_trigger_prompts": True, "should_not_trigger_prompts": False}
 
 
 @dataclass
@@ -107,7 +115,7 @@ class Tasks:
         self._variables = {key: _to_text(value) for key, value in inputs.items()}
 
     def read(self) -> list[WazaTask]:
-        """Read all tasks in waza's order: that of the patterns, then by name."""
+        """Read all tasks in waza's order: by pattern, then by name."""
         wrong, data = self._findings.wrong, self._document.data
         if data.get("tasks") and data.get("tasks_from"):
             wrong(self._document, ("tasks_from",), "give either `tasks` or `tasks_from`, not both")
@@ -369,3 +377,90 @@ def _from_row(values: Mapping[str, str], number: int) -> dict[str, Any]:
 
 def _to_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def render(text: str, variables: Mapping[str, str], task_id: str, task_name: str) -> str:
+    """Fill in the variables of a text; raise ValueError for missing ones, and for anything but plain variables."""
+    builtins = {".TaskID": task_id, ".TaskName": task_name}
+
+    def value(match: re.Match[str]) -> str:
+        action = match[1].strip()
+        if variable := _VARIABLE.fullmatch(action):
+            name = variable[1] or variable[2]
+            if name in variables:
+                return variables[name]
+            available = f"; inputs have: {', '.join(sorted(variables))}" if variables else "; the eval has no inputs"
+            raise ValueError(f"there is no variable {name!r}{available}")
+        if action in builtins:
+            return builtins[action]
+        if literal := re.fullmatch(r'"((?:[^"\\])*)"|`([^`]*)`', action):
+            return literal[1] or literal[2] or ""
+        if action.startswith("/*"):
+            return ""
+        if action.removeprefix(".") in _PER_TRIAL:
+            raise ValueError(f"{{{{{action}}}}} differs from trial to trial and cannot be part of a prompt")
+        raise ValueError(
+            f"{{{{{action}}}}} is more of Go's templates than is read here: {{{{.Vars.name}}}}, {{{{.TaskID}}}}, "
+            '{{.TaskName}}; two braces as such are written {{"{{"}}'
+        )
+
+    return _ACTION.sub(value, text)
+
+
+def trigger_rows(
+    findings: WazaFindings, path: Path, *, measurable: bool
+) -> tuple[Document, list[dict[str, Any]]] | None:
+    """Return the prompts as samples; None if there are none, or if the target cannot use a skill."""
+    if not path.is_file():
+        return None
+    document = read_document(path)
+    findings.keys(document, (), ("skill", *_TRIGGER_LISTS))
+    rows = list(_trigger_rows(findings, document))
+    if not rows:
+        return None
+    if not measurable:
+        message = f"{len(rows)} prompts are left out: whether a skill is used can only be seen of an agent that says so"
+        findings.notice(document, (), f"{message} (target.python, target.http or target.command)")
+        return None
+    return document, rows
+
+
+def trigger_graders(skill: str) -> list[dict[str, Any]]:
+    """Return the graders of the samples with prompts for triggers."""
+    return [
+        {
+            "type": "skill_invocation",
+            "name": SHOULD,
+            "required_skills": [skill],
+            "mode": "any_order",
+            "where": "should_trigger is defined and should_trigger",
+        },
+        {
+            "type": "skill_invocation",
+            "name": SHOULD_NOT,
+            "forbidden_skills": [skill],
+            "where": "should_trigger is defined and not should_trigger",
+        },
+    ]
+
+
+def _trigger_rows(findings: WazaFindings, document: Document) -> Iterator[dict[str, Any]]:
+    number = 0
+    for key, should_trigger in _TRIGGER_LISTS.items():
+        listed = document.data.get(key) or []
+        for place, entry in enumerate(listed if isinstance(listed, list) else []):
+            prompt = entry.get("prompt") if isinstance(entry, dict) else entry
+            if not isinstance(prompt, str) or not prompt:
+                findings.wrong(document, (key, place), "needs a prompt")
+                continue
+            number += 1
+            confidence = entry.get("confidence") if isinstance(entry, dict) else None
+            yield {
+                "id": f"trigger/{number}",
+                "name": f"trigger/{number}",
+                "prompt": prompt,
+                "follow_ups": [],
+                "files": {},
+                "should_trigger": should_trigger,
+                "confidence": confidence or "high",
+            }

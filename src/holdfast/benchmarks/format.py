@@ -1,35 +1,47 @@
-"""Eval files that name a benchmark: `benchmark: {name: hellaswag}` stands for data, prompt and graders.
+"""Benchmarks as plug-ins: a format of eval files, and providers of tasks by name.
 
-The other keys of such a file are kept: `target`, `limits`, `gate`, `graders` beside the benchmark's, and so on.
+In an eval file, `benchmark: {name: hellaswag}` stands for data, prompt and graders. The file's other keys are kept;
+its `graders` are added to the benchmark's. A benchmark's name on its own stands for such a file.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from holdfast.benchmarks.compile import compile_benchmark, make_document
-from holdfast.benchmarks.data import mirror_folder
-from holdfast.benchmarks.names import LM_EVAL, Benchmark, find_in_lm_eval, find_listed
+from holdfast.benchmarks.cache import mirror_folder
+from holdfast.benchmarks.compile import INSTALL, compile_benchmark, make_document
+from holdfast.benchmarks.names import (
+    LM_EVAL,
+    Benchmark,
+    find_in_lm_eval,
+    find_listed,
+    installed_version,
+    known_names,
+    overlay_index,
+    read_index,
+    table,
+)
 from holdfast.benchmarks.native import load
-from holdfast.benchmarks.progress import note, show_step
+from holdfast.display.terminal import note, show_step
 from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.formats import Format, folder_of
-from holdfast.formats.providers import unknown_task
+from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import BenchmarkBlock
+from holdfast.spec.formats import Format, folder_of, unknown_task
 from holdfast.spec.overrides import apply_override
 from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import as_dataset
-from holdfast.spec.validation import validate_block
+from holdfast.spec.target_schema import TARGETS, schema_of, target_kind
+from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.benchmarks.cache import Compiled
-    from holdfast.spec.document import Document
     from holdfast.spec.overrides import Override
 
 _MERGED: Final = ("target", "metadata", "dataset")
@@ -61,12 +73,16 @@ class BenchmarkFile(Format):
         for key, value in remaining:
             if key[0] == "target" and len(key) == 2:
                 target[key[1]] = value
-        if not target.keys() & {"model", "python", "command", "http", "nat"}:
+        if not target.keys() & {*TARGETS, "type"}:
             raise UsageError(
                 f"name the model to measure with {benchmark.name}",
                 remedy=f"holdfast eval {block.name} -m MODEL, or `target: {{model: MODEL}}` in the eval file.",
             )
         data, notices = benchmark_document(benchmark, block, target, folder_of(document))
+        left_out = _unknown_keys(target, data["target"])
+        data["target"] = {key: value for key, value in data["target"].items() if key not in left_out}
+        if "params" in left_out:
+            notices.append(f"{benchmark.name} sets `params`, which the target {target_kind(target)!r} does not have")
         for name in _MERGED:
             if isinstance(own.get(name), dict):
                 data[name] = {**data[name], **own.pop(name)}
@@ -74,8 +90,17 @@ class BenchmarkFile(Format):
         return replace(document, data={**data, **own}, notices=(*document.notices, *notices)), remaining
 
 
+def _unknown_keys(target: dict[str, Any], settings: Mapping[str, Any]) -> set[str]:
+    """Return the benchmark's settings that the target's kind does not have. They are written for models."""
+    try:
+        known = schema_of(str(target_kind(target))).model_fields
+    except ValueError:  # refused when the target is validated, with its line
+        return set()
+    return settings.keys() - known.keys()
+
+
 def _split_dataset(override: Override) -> list[Override]:
-    """Return an override of the whole `dataset` as overrides of its keys, which leave the benchmark's own in place."""
+    """Split an override of the whole `dataset` into overrides of its keys, which keep the benchmark's other keys."""
     key, value = override
     if key == ("dataset",) and isinstance(block := as_dataset(value), dict):
         return [(("dataset", name), each) for name, each in block.items()]
@@ -83,7 +108,7 @@ def _split_dataset(override: Override) -> list[Override]:
 
 
 def _refusal(key: tuple[str, ...]) -> str | None:
-    """Return why a key cannot stand beside `benchmark`."""
+    """Return why a key cannot be combined with `benchmark`."""
     if key[0] in _BROUGHT:
         return f"`{key[0]}` cannot be combined with `benchmark`"
     if key[0] == "dataset" and len(key) > 1 and key[1] not in _SELECTIONS:
@@ -125,7 +150,7 @@ def benchmark_document(
 def compile_shown(
     benchmark: Benchmark, block: BenchmarkBlock, folder: Path, *, chat: bool, newest: bool = False
 ) -> Compiled:
-    """Compile a benchmark, and show that it takes its time; on a terminal, also what is being done."""
+    """Compile a benchmark, with a note that this takes a while, and the current step on a terminal."""
     started = False
 
     def show(text: str) -> None:
@@ -168,7 +193,7 @@ def find_benchmark(block: BenchmarkBlock) -> Benchmark:
 
 
 def wants_chat(benchmark: Benchmark, block: BenchmarkBlock, target: Mapping[str, Any]) -> bool | None:
-    """Return True if questions are asked as conversations; None where the definition decides."""
+    """Return True if questions are asked as conversations; None if the definition decides."""
     if block.chat is not None:
         return block.chat
     if target.get("api") is None and _lacks_completions(target):
@@ -184,7 +209,7 @@ def _lacks_completions(target: Mapping[str, Any]) -> bool:
 
 
 def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mapping[str, Any]) -> list[str]:
-    """Return a notice of the settings that a name stands for, where the file sets none."""
+    """Return a notice of the settings that a name stands for, unless the file sets them."""
     if block.num_fewshot is not None:
         return []
     shots = sorted({task["n_shot"] for task in tasks.values()})
@@ -193,3 +218,57 @@ def describe_settings(benchmark: Benchmark, block: BenchmarkBlock, tasks: Mappin
         settings = f"{benchmark.name} is asked as in NeMo Evaluator: {examples}"
         return [f"{settings}; {LM_EVAL}{benchmark.task} stands for lm-eval's settings"]
     return [f"{benchmark.name} is asked with lm-eval's settings: {examples}"]
+
+
+def named_benchmark(name: str) -> Document:
+    """Return the eval that a benchmark's name stands for, which is in no file."""
+    return Document({"benchmark": {"name": name}})
+
+
+class _ListedBenchmarks:
+    """Provides the benchmarks of `names.toml`."""
+
+    def __call__(self, name: str) -> Document | None:
+        return None if find_listed(name) is None else named_benchmark(name)
+
+    def names(self) -> list[str]:
+        return known_names()
+
+    def explain(self, name: str, message: str) -> UsageError | None:
+        """Name the harness that a benchmark needs."""
+        if (harnesses := table().harnesses.get(name)) is None:
+            return None
+        return UsageError(
+            f"{name} is a benchmark of {' and of '.join(harnesses)}, which Holdfast does not have",
+            remedy=f"`holdfast tasks ls` lists the benchmarks that it has{suggest(name, known_names())}.",
+        )
+
+
+class _LmEvalTasks:
+    """Provides lm-eval's tasks, groups and tags."""
+
+    is_last = True  # thousands of names, and reading them for the first time takes a while
+
+    def __call__(self, name: str) -> Document | None:
+        return None if find_in_lm_eval(name) is None else named_benchmark(name)
+
+    def names(self) -> list[str]:
+        index = read_index()
+        return [*overlay_index().names(), *(index.names() if index is not None else ())]
+
+    def explain(self, name: str, message: str) -> UsageError | None:
+        """Report that lm-eval is not installed, or has no such task; suggest names with the same prefix."""
+        bare = name.removeprefix(LM_EVAL)
+        if bare == name:
+            remedy = f"The tasks of lm-eval need its package: {INSTALL}"
+            return UsageError(message, remedy=remedy) if installed_version() is None else None
+        if (index := read_index()) is None:
+            return UsageError(f"{name} needs lm-eval, which is not installed", remedy=INSTALL)
+        close = suggest(name, [f"{LM_EVAL}{each}" for each in get_close_matches(bare, index.names())])
+        return UsageError(
+            f"lm-eval has no task {bare!r}{close}", remedy="`holdfast tasks ls --all GLOB` lists its tasks."
+        )
+
+
+listed_benchmarks: Final = _ListedBenchmarks()
+lm_eval_tasks: Final = _LmEvalTasks()

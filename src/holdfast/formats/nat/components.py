@@ -1,26 +1,29 @@
-"""An evaluator of NeMo Agent Toolkit as a grader, run in this process.
+"""NeMo Agent Toolkit in an eval: a workflow as the target, and an evaluator as a grader, run in this process.
 
-An evaluator that works row by row, by construction, judges each output as soon as it is there. Any other is asked once
-about all outputs of the run, as under `nat eval`.
+An evaluator that is known to work row by row judges each output as soon as it is there. Any other evaluator gets all
+outputs of the run at once, as under `nat eval`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import AttemptError, Fault, HoldfastError, Problem
-from holdfast.formats.nat.config import evaluator_part, identity_of, read_config
+from holdfast.errors import AttemptError, HoldfastError, Problem
+from holdfast.formats.nat.config import evaluator_part, identity_of, read_config, workflow_part
 from holdfast.formats.nat.dataset import KEYED
-from holdfast.formats.nat.library import Evaluator, Item, NatRows, load_evaluator_config
-from holdfast.formats.nat.schema import NatGrader
-from holdfast.formats.nat.trace import steps_of
+from holdfast.formats.nat.library import Evaluator, Item, Workflow, load_evaluator_config, load_workflow_config
+from holdfast.formats.nat.schema import NatGrader, NatTarget
+from holdfast.formats.nat.steps import messages_of, steps_of, usage_of
 from holdfast.functions import describe_error
 from holdfast.graders.types import SetVerdict, Verdict, WaitingGrader
 from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.spec.validation import suggest
+from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Case
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Origin
+    from holdfast.targets.types import Turn
 
 _FAILED = ("Error in evaluator", "Evaluator error")
 """beginnings of a reasoning by which NAT's evaluators report an error instead of a score"""
@@ -48,9 +52,9 @@ class NatEvaluator(WaitingGrader):
         super().__init__(block, origin)
         assert block.evaluator is not None
         path = None if block.config_file is None else origin.folder / block.config_file
-        self._evaluator = Evaluator(load_evaluator_config(path, block.evaluator, block.override, origin.where()))
+        config = load_evaluator_config(path, block.evaluator, block.override, origin.where())
+        self._evaluator = Evaluator(config, block.name, block.dataset, origin.spec)
         self._spec = origin.spec
-        self._rows: NatRows | None = None
 
     @classmethod
     def resolve(
@@ -88,19 +92,11 @@ class NatEvaluator(WaitingGrader):
 
     @classmethod
     def totals(cls, block: NatGrader, counts: Sequence[int]) -> dict[str, float]:
-        """Return how many values are measurements because they are no scores."""
+        """Count the values that are measurements because they are not scores."""
         return {"measured": counts[0]}
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._evaluator.open()
-            if self.block.dataset is not None:
-                self._rows = NatRows(self.block.dataset, self._spec)
-        except HoldfastError:
-            raise
-        except Exception as error:  # raised by a component
-            message = f"the evaluator {self.block.name} cannot be built: {describe_error(error)}"
-            raise Fault("rejected", message, remedy="Fix it, then run the same command again.") from error
+        await self._evaluator.open()
         self.looks_at_all = self._evaluator.looks_at_all
         return self
 
@@ -108,7 +104,7 @@ class NatEvaluator(WaitingGrader):
         await self._evaluator.close()
 
     async def judge(self, case: Case) -> Verdict:
-        """Return the evaluator's score as a verdict. What it reports as an error is an error, whatever the score."""
+        """Return the evaluator's score as a verdict. A reported error is an error, whatever the score."""
         if self.looks_at_all:
             raise _failed("the evaluator looks at all outputs together, and cannot judge one after a turn")
         try:
@@ -136,9 +132,9 @@ class NatEvaluator(WaitingGrader):
         return SetVerdict(verdicts, average, more or None)
 
     def _item(self, case: Case) -> Item:
-        """Return what the evaluator gets of an output."""
+        """Return an output as the evaluator gets it."""
         fields, output = case.sample.fields, case.output
-        item = None if self._rows is None else self._rows.item(case.sample.where)
+        item = None if (rows := self._evaluator.rows) is None else rows.item(case.sample.where)
         if item is None:
             item = Item(
                 id=case.sample.id,
@@ -165,7 +161,7 @@ class NatEvaluator(WaitingGrader):
         return "" if expected is None else expected
 
     def _verdict(self, judged: Evaluation) -> Verdict:
-        """Return a verdict on a value: the score that it is, or the measurement."""
+        """Return the verdict for a value: a score, or a measurement."""
         value, reasoning = judged.score, judged.reasoning
         if message := judged.error or _error_in(reasoning):
             raise _failed(message)
@@ -211,3 +207,50 @@ def _error_in(reasoning: Any) -> str | None:
 
 def _failed(message: str) -> AttemptError:
     return AttemptError("grader", message, retry=False)
+
+
+class NatWorkflow(Target):
+    """Builds the workflow once per process and runs it for each turn."""
+
+    schema = NatTarget
+    extra = "nat"
+
+    def __init__(self, block: NatTarget, origin: Origin) -> None:
+        super().__init__(block, origin)
+        config = load_workflow_config(origin.folder / block.nat, block.override, origin.where("nat"))
+        self._workflow = Workflow(config, block.nat, block.result_json_path, origin.where("result_json_path"))
+        self.notices = self._workflow.notices
+
+    @classmethod
+    def identity(cls, block: NatTarget, origin: Origin) -> dict[str, Any]:
+        """Return the part of the configuration that the workflow uses, and the code of its components."""
+        part = workflow_part(read_config(origin.folder / block.nat, block.override))
+        identity = {**identity_of(part, origin.folder), "version": block.version}
+        path = block.result_json_path
+        return identity if path == "$" else {**identity, "result_json_path": path}
+
+    async def __aenter__(self) -> Self:
+        await self._workflow.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._workflow.close()
+
+    async def reply(self, turn: Turn) -> Reply:
+        """Run the workflow; its tool calls are in the reply's messages, all its steps in the trace."""
+        # In a separate task, since NAT's context variables must not reach the next trial of this worker.
+        task = asyncio.create_task(self._workflow.run(turn.messages))
+        try:
+            answer = await task
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise AttemptError("agent", "the workflow was cancelled from inside") from error
+        except Exception as error:  # raised by the workflow: an error of this trial, never of the run
+            refused = isinstance(error, TypeError) and len(turn.messages) > 1
+            raise AttemptError("agent", describe_error(error), retry=not refused) from error
+        text, trace, value = answer
+        messages = messages_of(trace, text)
+        reply = Reply(text=text, messages=messages, usage=usage_of(trace), trace=trace, value=value)
+        return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
