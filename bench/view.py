@@ -86,7 +86,7 @@ def bare_read(rundir: RunDir) -> tuple[float, float]:
     return min(spent)
 
 
-def ask_columns(rundir: RunDir, home: Path) -> dict[str, Any]:
+def ask_columns(rundir: RunDir) -> dict[str, Any]:
     """Measure the columns in this process, which does nothing else: by name, seconds or MB."""
     measured: dict[str, Any] = {}
     began = cpu_seconds()
@@ -128,8 +128,9 @@ def ask_columns(rundir: RunDir, home: Path) -> dict[str, Any]:
 def columns_figures(rundir: RunDir, home: Path) -> Iterator[Figure]:
     """Measure the columns in a process of their own."""
     bare, bare_cpu = bare_read(rundir)
-    command = [PYTHON, HERE / "view.py", "--ask", rundir.path, home]
-    measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    command = [PYTHON, HERE / "view.py", "--ask", rundir.path]
+    variables = {**os.environ, "HOLDFAST_HOME": str(home)}
+    measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=variables).stdout)
     rows = f"{measured['rows']:,} trials"
     yield Figure(f"bare read of results.json and outputs.jsonl, {rows}", bare, "s", note=f"{bare_cpu:.2f} s of CPU")
     note = f"{measured['first'] / bare:.1f} times the bare read"
@@ -332,10 +333,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how fast a large run can be looked at.")
     parser.add_argument("--quick", action="store_true", help="50,000 trials instead of 1,000,000")
     parser.add_argument("--folder", type=Path, help="folder of the run; written if there is none, and kept")
-    parser.add_argument("--ask", type=Path, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
-        print(json.dumps(ask_columns(RunDir(options.ask[0]), options.ask[1])))
+        print(json.dumps(ask_columns(RunDir(options.ask))))
         return 0
     compile_first()
     figures: list[Figure] = []
