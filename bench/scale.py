@@ -92,8 +92,8 @@ class Large:
         (self.home / "home.db").unlink(missing_ok=True)
 
     def cache(self) -> None:
-        """Let a command cache the index, unless that was done."""
-        if not (self.run.path / ".index" / "journals").exists():
+        """Let a command publish the index, unless that was done."""
+        if not (self.run.path / ".index" / "journals.head").exists():
             self.take_away()
             self.first_request()
 
@@ -208,14 +208,14 @@ def measure_again(bench: Bench) -> Iterator[Figure]:
 
 
 def measure_sizes(bench: Bench) -> Iterator[Figure]:
-    """Bytes of journals, report, cached index and survey."""
+    """Bytes of journals, report, published index and survey."""
     large = bench.large
     large.finish()
     yield Figure("journals", large.journal_bytes / 1e6, "MB")
     yield Figure("results.json", large.run.results.stat().st_size / 1e6, "MB")
     cached = sum(path.stat().st_size for path in (large.run.path / ".index").iterdir())
     note = f"{cached / large.rows:.0f} bytes for each trial"
-    yield Figure("cached index to journals", cached / large.journal_bytes, "", note=note)
+    yield Figure("published index to journals", cached / large.journal_bytes, "", note=note)
     yield Figure("cached survey", (large.home / "home.db").stat().st_size / 1e6, "MB")
 
 

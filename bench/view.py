@@ -29,9 +29,6 @@ from statistics import median
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from holdfast.store.trial_table import TABLE
-
 from holdfast.store.index_files import INDEX
 from holdfast.store.rundir import RunDir
 from holdfast.view.columns import open_columns, read_rows
@@ -89,14 +86,14 @@ def bare_read(rundir: RunDir) -> tuple[float, float]:
     return min(spent)
 
 
-def ask_columns(rundir: RunDir, home: Path) -> dict[str, Any]:
+def ask_columns(rundir: RunDir) -> dict[str, Any]:
     """Measure the columns in this process, which does nothing else: by name, seconds or MB."""
     measured: dict[str, Any] = {}
     began = cpu_seconds()
-    measured["first"], columns = timed(lambda: open_columns(rundir, home))
+    measured["first"], columns = timed(lambda: open_columns(rundir))
     measured["first_cpu"] = cpu_seconds() - began
     columns.close()
-    measured["later"], columns = timed(lambda: open_columns(rundir, home))
+    measured["later"], columns = timed(lambda: open_columns(rundir))
     rng = random.Random(1)
     for name, query, sort in [
         ("filter", "failed", ""),
@@ -114,7 +111,9 @@ def ask_columns(rundir: RunDir, home: Path) -> dict[str, Any]:
     trials = []
     for _ in range(JUMPS):
         sample = f"s{rng.randrange(columns.rows)}"
-        trials.append(timed(lambda sample=sample: msgspec.json.decode(columns.line(columns.find(sample, 1)).read()))[0])
+        trials.append(
+            timed(lambda sample=sample: columns.view.trial(sample, 1, near=columns.find(sample, 1) / columns.rows))[0]
+        )
     measured["trial"] = trials
     measured["hit"], _ = timed(lambda: next(search(columns, COMMON)))
     began = cpu_seconds()
@@ -129,8 +128,9 @@ def ask_columns(rundir: RunDir, home: Path) -> dict[str, Any]:
 def columns_figures(rundir: RunDir, home: Path) -> Iterator[Figure]:
     """Measure the columns in a process of their own."""
     bare, bare_cpu = bare_read(rundir)
-    command = [PYTHON, HERE / "view.py", "--ask", rundir.path, home]
-    measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    command = [PYTHON, HERE / "view.py", "--ask", rundir.path]
+    variables = {**os.environ, "HOLDFAST_HOME": str(home)}
+    measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=variables).stdout)
     rows = f"{measured['rows']:,} trials"
     yield Figure(f"bare read of results.json and outputs.jsonl, {rows}", bare, "s", note=f"{bare_cpu:.2f} s of CPU")
     note = f"{measured['first'] / bare:.1f} times the bare read"
@@ -202,7 +202,8 @@ def viewing(rundir: RunDir, home: Path) -> Iterator[Viewer]:
 
 def way(rundir: RunDir) -> str:
     """Say how a finished run is opened for the first time."""
-    return "with columns of its report" if (rundir.path / INDEX / TABLE).exists() else "without columns of its report"
+    published = any((rundir.path / INDEX).glob("trials-*.db"))
+    return "with the table of its report" if published else "that no process has indexed"
 
 
 def first_look(viewer: Viewer, rundir: RunDir, maximum: float | None = None) -> Iterator[Figure]:
@@ -242,11 +243,12 @@ def server_figures(rundir: RunDir, home: Path) -> Iterator[Figure]:
 
 
 def read_figures(rundir: RunDir, folder: Path) -> Iterator[Figure]:
-    """Measure the first look at a run whose report has left no columns, as one of an earlier version or a copy."""
+    """Measure the first look at a run that no process has indexed, such as a copy without `.index/`."""
     copy = linked_copy(rundir, folder)
     began = cpu_seconds()
-    seconds, _ = timed(lambda: open_columns(copy, folder / "home"))
-    yield Figure(f"first opening, {way(copy)}: filters ready", seconds, "s", maximum=4.0)
+    os.environ["HOLDFAST_HOME"] = str(folder / "home")
+    seconds, _ = timed(lambda: open_columns(copy))
+    yield Figure(f"first opening, {way(copy)}: filters ready", seconds, "s", note="in the background")
     yield Figure("… CPU", cpu_seconds() - began, "s", note="over all processes")
     with viewing(copy, folder / "server-home") as viewer:
         yield from first_look(viewer, copy)
@@ -331,10 +333,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how fast a large run can be looked at.")
     parser.add_argument("--quick", action="store_true", help="50,000 trials instead of 1,000,000")
     parser.add_argument("--folder", type=Path, help="folder of the run; written if there is none, and kept")
-    parser.add_argument("--ask", type=Path, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
-        print(json.dumps(ask_columns(RunDir(options.ask[0]), options.ask[1])))
+        print(json.dumps(ask_columns(RunDir(options.ask))))
         return 0
     compile_first()
     figures: list[Figure] = []
