@@ -58,7 +58,7 @@ def lab(tmp_path: Path, provider: Server) -> Iterator[Lab]:
 CLIENT = """
 import json, os, sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 

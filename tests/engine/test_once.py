@@ -36,7 +36,7 @@ pytestmark = pytest.mark.faults
 
 SHOP = '''
 import os, signal, time
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 
@@ -324,7 +324,7 @@ def test_a_function_that_raises_leaves_the_call_uncertain_if_the_trial_has_to_ru
 
 SERVER = """
 import os, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from plain_mcp import MCPServer
 
 server = MCPServer("shop")
@@ -447,7 +447,7 @@ def test_a_call_that_is_held_does_not_end_a_trial_between_an_intent_and_its_call
 
 SIDE_BY_SIDE = """
 import asyncio, os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 lines = here / "orders.txt"
@@ -516,7 +516,7 @@ def test_one_decision_makes_all_calls_of_a_trial_that_were_cut_off(lab: Lab) -> 
 
 OTHER_WAY = """
 import os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 import shop
 
 def look(text, context):
@@ -594,7 +594,7 @@ def test_a_settled_trial_has_its_state_and_the_files_of_its_finished_calls(lab: 
 
 LOST = """
 import os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 import shop
 
 def reply(prompt, context):

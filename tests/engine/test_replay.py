@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TURNS = 4
 TOOLS = '''
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 def note(what, result):
     with Path(__file__).with_name("calls.txt").open("a") as file:
@@ -156,7 +156,7 @@ def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: P
 # Python agents
 
 AGENT = """
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 def add(a, b):
     with Path(__file__).with_name("calls.txt").open("a") as file:
@@ -370,7 +370,7 @@ def test_an_abandoned_thread_cannot_write_to_the_record(lab: Lab, provider: Serv
 
 ORDERS = '''
 import os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 here = Path(__file__).parent
 
@@ -413,7 +413,7 @@ def test_a_trial_killed_inside_a_tool_that_may_happen_again_starts_from_scratch(
 
 CUT_OFF = '''
 import asyncio, os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 async def order(thing: str) -> str:
     """Buy something; the first process dies when so many trials are at it."""
@@ -503,7 +503,7 @@ def tokens(steps: list[dict[str, Any]]) -> int:
 
 STATEFUL = """
 import os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 heard = {}
 log = Path(__file__).with_name("calls.txt")

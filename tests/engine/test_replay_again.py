@@ -26,7 +26,7 @@ ANSWERS = ["tea: 1 tea 0; 2 tea 1", "milk: 3 milk 0; 4 milk 1"]
 
 TOOL = """
 import os
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 here = Path(__file__).parent
 added = []
 
@@ -39,7 +39,7 @@ def add(thing: str) -> str:
 
 SERVER = """
 import os, signal, uuid
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from plain_mcp import MCPServer
 
 server = MCPServer("adder", log_level="ERROR")

@@ -215,7 +215,7 @@ def test_errors_of_a_program_that_prints_its_environment_are_without_secrets(
 
 REPEATS = """
 import os
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 def reply(prompt, context):
     from openai import OpenAI
     said, messages = "", [{"role": "user", "content": "What is my key?"}]

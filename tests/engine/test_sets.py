@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RANK = """
 import os, signal
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from holdfast import AttemptError, GraderBlock, SetVerdict, Verdict, WaitingGrader
 
 class RankBlock(GraderBlock):
@@ -44,7 +44,7 @@ class Rank(WaitingGrader):
         return SetVerdict(verdicts, lengths[len(cases) // 2], {"lengths": lengths})
 """
 TARGET = """
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 def reply(prompt):
     with open("called.txt", "a") as file:

@@ -37,7 +37,7 @@ As objects, turns take 3 MB more and calls 5 MB; so do exports that unpack the r
 """
 _MEASURED = """
 import re, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from holdfast.cli.main import main
 try:
     main()

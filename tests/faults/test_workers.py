@@ -302,7 +302,7 @@ def test_only_one_of_many_finished_workers_writes_the_report(tmp_path: Path, pro
 
 
 JUDGE = """import os, time
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 here = Path(__file__).parent
 def check(output):
     seen = here / output.replace(" ", "-")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAT_EVAL = """
 import asyncio, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from nat.data_models.evaluate_runtime import EvaluationRunConfig
 from nat.plugins.eval.cli.evaluate import run_and_evaluate
 for path in sys.argv[1:]:

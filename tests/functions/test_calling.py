@@ -209,7 +209,7 @@ class Grading:
     """An eval with Python graders, over and over, in one folder of runs."""
 
     CODE = """
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 def note(name, row):
     with Path(__file__).with_name("asked").open("a") as file:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AGENT = """\
 import json
 import time
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from holdfast.store.records import Usage  # noqa: TC001 - msgspec reads annotations when it runs
 from holdfast.targets.types import Reply
 

@@ -25,7 +25,7 @@ def reply(prompt):
     return {answer}
 """
 GRADER = """import json
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 {top}
 def grade(output):
     with Path(__file__).with_name("graded.log").open("a") as log:

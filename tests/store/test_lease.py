@@ -39,7 +39,7 @@ pytestmark = pytest.mark.faults
 
 _HOLD = """
 import signal, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from holdfast.store.lease import RunLease
 held = [RunLease(Path(path)) for path in sys.argv[1:]]
 for lease in held:

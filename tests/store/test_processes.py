@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOLD = """
 import signal, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from holdfast.store import processes
 from holdfast.store.lease import RunLease
 processes._PROC = Path(sys.argv[2])

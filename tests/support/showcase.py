@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AGENT = """\
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 from holdfast import Reply
 

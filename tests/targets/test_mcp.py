@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extr
 
 SERVER = '''
 import os, sys
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 from plain_mcp import MCPServer
 
 server = MCPServer("shop", log_level="ERROR")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 AGENT = """
 import asyncio
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 
 def note(word):

@@ -291,7 +291,7 @@ def mutates(prompt, messages, sample):
 
 
 FLAKY = """\
-from pathlib import Path  # noqa: TC003 - msgspec reads it
+from pathlib import Path
 
 def reply(prompt):
     if prompt == "three" and not (Path(__file__).parent / "mended").exists():
