@@ -67,6 +67,7 @@ WORDS: Final = ("stop", "answer", "error", "source")
 _PLACES: Final = ("file", "at", "len", "error_file", "error_at", "error_len")
 _BATCH: Final = 256
 """rows that are made at once"""
+_MOST_ALIKE: Final = 1 << 12
 _NAME: Final = "trials"
 """of the published file"""
 
@@ -104,6 +105,8 @@ class TrialTable:
         """of the table in SQL"""
         self.outcomes: list[TrialOutcome] = []
         self._outcome_numbers: dict[TrialOutcome, int] = {}
+        self._alike: dict[tuple[object, ...], tuple[TrialOutcome, list[float | None]]] = {}
+        """outcomes and scores of outputs that are equal in all that these are made of"""
         self.files: list[Path] = []
         """journals, by their numbers"""
         self._file_numbers: dict[Path, int] = {}
@@ -179,8 +182,13 @@ class TrialTable:
             numbers: list[Any] = [None] * (len(NUMBERS) + 3)
             scores: list[float | None] = [None] * len(self.graders)
         else:
-            outcome, scores = self._judge(ref, judged, failure)
-            usage = ref.usage
+            usage, failure_kind = ref.usage, None if failure is None else failure.kind
+            alike = judged, ref.stop, ref.kind, ref.source, ref.stopped, failure_kind
+            if alike not in self._alike:
+                if len(self._alike) > _MOST_ALIKE:
+                    self._alike.clear()
+                self._alike[alike] = self._judge(ref, judged, failure)
+            outcome, scores = self._alike[alike]
             numbers = [
                 judged.score,
                 ref.turns,

@@ -574,7 +574,7 @@ class RunIndex:
     def find_verdicts(self, keys: Sequence[Key]) -> dict[Key, dict[VerdictKey, VerdictRef]]:
         """Return the verdicts on the outputs of many trials."""
         verdicts: dict[Key, dict[VerdictKey, VerdictRef]] = {}
-        for row in sorted(self._find("verdicts", keys), key=_time_and_place):
+        for row in self._find("verdicts", keys):
             _, key, place, judged, status, score, time, file, at, length, *numbers, rest = row
             if self._ignored and at < self._ignored.get(self.files[file], 0):
                 continue
@@ -588,8 +588,15 @@ class RunIndex:
             by, turn = self.place_keys[place]
             line = LineRef(self.files[file], at, length)
             verdict = VerdictRef(_STATUSES[status], score, usage, time, counts, together, line)
-            verdicts.setdefault(key, {})[by, turn, unpack(judged)] = verdict
+            own, name = verdicts.setdefault(key, {}), (by, turn, unpack(judged))
+            earlier = own.get(name)
+            if earlier is None or self._place_in_time(earlier) < (time, file, at):
+                own[name] = verdict
         return verdicts
+
+    def _place_in_time(self, verdict: VerdictRef) -> tuple[float, int, int]:
+        assert verdict.line is not None
+        return verdict.time, self._numbers[verdict.line.path], verdict.line.offset
 
     def count_verdicts(self) -> int:
         """Return the number of different verdicts, without errors."""
@@ -710,10 +717,6 @@ class RunIndex:
 def _chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
     for start in range(0, len(keys), _AT_ONCE):
         yield keys[start : start + _AT_ONCE]
-
-
-def _time_and_place(row: tuple[Any, ...]) -> tuple[float, int, int]:
-    return row[6], row[7], row[8]
 
 
 _Numbers = tuple[int | None, int | None, int | None, float | None]
