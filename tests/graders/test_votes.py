@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import ConfigError
-from holdfast.plan.votes import combine_scores, combine_votes
+from holdfast.plan.plan import combine_scores, combine_votes
 from holdfast.report.tally import AgreementTally
 from holdfast.report.verdicts import Judged
 from holdfast.store.heads import VerdictRef

@@ -18,7 +18,7 @@ from tests.support.patterns import finished_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.store.gate import Check
+    from holdfast.store.metrics import Check
 
 np = LazyModule("numpy")
 stats = LazyModule("scipy.stats")

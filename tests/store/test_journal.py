@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault
+from holdfast.report.trials import TextReader
 from holdfast.store.heads import read_output
 from holdfast.store.index import RunIndex
 from holdfast.store.journal import JOURNALS, Journal
@@ -21,7 +22,6 @@ from holdfast.store.lease import RunLease
 from holdfast.store.lines import is_sound, scan, seal
 from holdfast.store.records import ErrorRecord, Grade, Output, Timing, Usage, to_line
 from holdfast.store.rundir import RunDir
-from holdfast.store.texts import TextReader
 from tests.support.running import outputs_in, verdicts_in
 from tests.support.specs import output_of
 

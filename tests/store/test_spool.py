@@ -14,8 +14,8 @@ from holdfast.export.junit import write_junit
 from holdfast.formats.lm_eval import write_lm_eval
 from holdfast.formats.nat.export import write_nat
 from holdfast.report.run_view import RunView
+from holdfast.store.durable import Spool
 from holdfast.store.rundir import RunDir
-from holdfast.store.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_a_full_disk_names_the_folder() -> None:
 
 @pytest.mark.usefixtures("full_disk")
 def test_buffered_bytes_that_no_longer_fit_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.store.spool._IN_MEMORY", 1)
+    monkeypatch.setattr("holdfast.store.durable._IN_MEMORY", 1)
     with Spool() as spool, pytest.raises(OSError) as raised:
         spool.write(b"few")
         spool.seek(0)

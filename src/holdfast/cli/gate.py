@@ -18,7 +18,7 @@ from holdfast.report.gate import Rules, gate_run, margin_of
 
 if TYPE_CHECKING:
     from holdfast.report.gate import GateResult
-    from holdfast.store.gate import Check
+    from holdfast.store.metrics import Check
 
 
 @click.command("gate")

@@ -10,15 +10,14 @@ from holdfast.report.gate import Rules, check_gate, check_minima
 from holdfast.report.run_view import RunView
 from holdfast.spec.eval_schema import MAX_DROP
 from holdfast.store.catalog import find_run
-from holdfast.store.gate import Check, GateOutcome
+from holdfast.store.metrics import Check, GateOutcome
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.eval import Eval
-    from holdfast.store.gate import Check
-    from holdfast.store.metrics import Metrics
+    from holdfast.store.metrics import Check, Metrics
 
 
 def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
@@ -49,7 +48,7 @@ def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) 
 
 
 def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list[Check]:
-    from holdfast.store.gate import Check
+    from holdfast.store.metrics import Check
 
     block = spec.gate
     assert block is not None

@@ -23,8 +23,7 @@ from holdfast.graders.pool import SlowChecks
 from holdfast.graders.types import Case, SetVerdict
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import set_digest
-from holdfast.plan.plan import PendingTrial, check_sample
-from holdfast.plan.votes import combine_votes
+from holdfast.plan.plan import PendingTrial, check_sample, combine_votes
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.slow import Slow
 from holdfast.store.blobs import Blobs

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.failures import Failures
     from holdfast.spec.eval import Eval
-    from holdfast.store.gate import GateOutcome
     from holdfast.store.index import RunIndex
-    from holdfast.store.metrics import Metrics
+    from holdfast.store.metrics import GateOutcome, Metrics
     from holdfast.store.rundir import RunDir
 
 

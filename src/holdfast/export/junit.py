@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 from holdfast.report.run_view import GradedTrial
-from holdfast.store.durable import replacing
-from holdfast.store.spool import Spool
+from holdfast.store.durable import Spool, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.gate import Check
+    from holdfast.store.metrics import Check
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """characters that XML cannot hold, not even as references"""

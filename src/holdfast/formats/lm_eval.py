@@ -20,8 +20,7 @@ from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import make_directory, replacing
-from holdfast.store.spool import Spool
+from holdfast.store.durable import Spool, make_directory, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -119,7 +119,7 @@ def build_graders(spec: Eval) -> list[InstantGrader | WaitingGrader]:
 
 
 class Votes(WaitingGrader):
-    """Holds the place of several judges' combined verdict, which `plan.votes` computes. Nobody asks it."""
+    """Holds the place of several judges' combined verdict, which `plan.plan` computes. Nobody asks it."""
 
 
 def _build(block: GraderBlock, origin: Origin) -> InstantGrader | WaitingGrader:

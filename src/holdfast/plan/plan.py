@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -12,7 +13,6 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_digests, generation_key
-from holdfast.plan.votes import combine_votes
 from holdfast.store.calls import uncertain_trials
 from holdfast.store.heads import VerdictKey, VerdictRef
 from holdfast.store.index import pack, unpack
@@ -30,6 +30,37 @@ if TYPE_CHECKING:
     from holdfast.store.index import Key, RunIndex
     from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
+
+
+def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshold: float | None) -> VerdictRef | None:
+    """Return the verdict of several judges; None while a vote is missing.
+
+    Usage is that of the votes, which are counted on their own.
+    """
+    recorded = [vote for vote in votes if vote is not None]
+    if len(recorded) < len(votes):
+        return None
+    last = max(vote.time for vote in recorded)
+    if any(vote.status == "error" for vote in recorded):
+        return VerdictRef("error", None, None, last)
+    scores = [vote.score for vote in recorded if vote.score is not None]
+    if not scores:
+        return VerdictRef("skipped", None, None, last)
+    score = combine_scores(scores, combine, threshold)
+    status = apply_threshold(threshold, "passed", score)
+    return VerdictRef(status, score, None, last)
+
+
+def combine_scores(scores: Sequence[float], combine: Combine, threshold: float | None) -> float:
+    """Return one score for several. With `majority` it is 1 if more than half of them pass, else 0."""
+    if combine == "majority":
+        passes = sum(apply_threshold(threshold, "passed", score) == "passed" for score in scores)
+        return float(2 * passes > len(scores))
+    if combine == "median":
+        from statistics import median  # which few evals need
+
+        return median(scores)
+    return min(scores) if combine == "min" else math.fsum(scores) / len(scores)
 
 
 Verdicts = Mapping[VerdictKey, VerdictRef]

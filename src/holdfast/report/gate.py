@@ -42,7 +42,7 @@ from holdfast.report.stats import (
 )
 from holdfast.spec.eval_schema import MAX_DROP, RUN_METRICS
 from holdfast.spec.schema import parse_points
-from holdfast.store.gate import Check
+from holdfast.store.metrics import Check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from holdfast.report.compare import ScoredRun
     from holdfast.report.run_view import RunView
     from holdfast.spec.eval_schema import Inconclusive
-    from holdfast.store.gate import Verdict
-    from holdfast.store.metrics import Metrics
+    from holdfast.store.metrics import Metrics, Verdict
 
 NewPolicy = Literal["ignore", "must-pass"]
 RemovedPolicy = Literal["ignore", "warn", "fail"]

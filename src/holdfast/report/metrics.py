@@ -21,7 +21,7 @@ from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_v
 from holdfast.report.stats import pass_at_k, quantile_of
 from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notices, with_thoughts
 from holdfast.report.trial_table import ReportedTable
-from holdfast.report.trials import NO_OUTPUT, TrialReader
+from holdfast.report.trials import NO_OUTPUT, TextReader, TrialReader
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
@@ -30,7 +30,6 @@ from holdfast.store.durable import replacing
 from holdfast.store.heads import decode_line
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
 from holdfast.store.records import SCHEMA_VERSION, Grade
-from holdfast.store.texts import TextReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

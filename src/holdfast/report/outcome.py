@@ -12,8 +12,7 @@ from holdfast.errors import BudgetReached, Exit, Fault, Interrupted, Waiting
 if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
     from holdfast.report.failures import Failures
-    from holdfast.store.gate import GateOutcome
-    from holdfast.store.metrics import Metrics
+    from holdfast.store.metrics import GateOutcome, Metrics
     from holdfast.store.rundir import RunDir
     from holdfast.store.spent import Spent
 

@@ -5,18 +5,15 @@
 `records`    the records in the journals, as structs
 `manifest`   manifest.json as a struct
 `metrics`    metrics.json and results.json as structs
-`gate`       gate.json as structs
 `journal`    the thread that appends and syncs
 `durable`    durable small writes: atomic replace, directory sync
 `run_files`  opens the files of a run: regular files of a sane size
-`spool`      bytes that are set aside in a temporary file
 `heads`      the fields of journal lines that an index takes, and what look-ups return
 `index`      what the journals of a run say, found by key
 `index_files` published indexes, and the rule of their validity
 `calls`      recorded calls of a conversation: which are in effect, and which were cut off
 `spent`      what a run has spent so far
 `damage`     damaged bytes of journals
-`texts`      reads the answers of many outputs
 `lease`      the right to write a run, with a heartbeat
 `run_lock`   locks a run for one process or for several workers; lists and stops them
 `processes`  identifies processes on this machine

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from holdfast.errors import RunFileError
@@ -190,3 +191,54 @@ def overwrite(path: Path, data: bytes, *, like: Path) -> None:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
         file.write(data)
+
+
+_IN_MEMORY: Final = 1 << 20
+"""size from which the bytes are in a file"""
+
+
+class Spool:
+    """A temporary file without a name, whose errors name its folder: nobody else could tell which disk is full."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(_IN_MEMORY)
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        """Write bytes at the current position."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _in_folder(error) from error
+
+    def seek(self, position: int) -> None:
+        """Move to a position, after writing what is buffered."""
+        try:
+            self._file.seek(position)
+        except OSError as error:
+            raise _in_folder(error) from error
+
+    def tell(self) -> int:
+        """Return the current position."""
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes from the current position, or all that follow."""
+        return self._file.read(size)
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):  # on a full disk, closing tries once more to write
+            self._file.close()
+
+
+def _in_folder(error: OSError) -> OSError:
+    return OSError(error.errno, error.strerror, gettempdir())

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.store.gate import GateOutcome
-    from holdfast.store.metrics import Metrics, TrialResult
+    from holdfast.store.metrics import GateOutcome, Metrics, TrialResult
 
 T = TypeVar("T")
 
@@ -194,7 +193,7 @@ class RunDir:
         """Read whether the run met its gate; None without one. Raises ResultsError if that is damaged."""
         if not self.gate.exists() or not self.finished:
             return None
-        from holdfast.store.gate import GateOutcome
+        from holdfast.store.metrics import GateOutcome
 
         return self._read(self.gate, GateOutcome)
 

@@ -20,7 +20,7 @@ from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.blobs import Blobs
 from holdfast.store.catalog import Status  # noqa: TC001 - msgspec reads it
-from holdfast.store.gate import GateOutcome  # noqa: TC001 - msgspec reads it
+from holdfast.store.metrics import GateOutcome  # noqa: TC001 - msgspec reads it
 from holdfast.store.rundir import RunDir
 from holdfast.view.counting import Counting
 from holdfast.view.live import look_at

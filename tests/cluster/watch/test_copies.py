@@ -19,8 +19,8 @@ from holdfast.cluster.watch import copies
 from holdfast.cluster.watch.copies import fetch_run
 from holdfast.cluster.watch.find import RunPlace
 from holdfast.errors import ClusterError
-from holdfast.store.gate import GateOutcome
 from holdfast.store.lines import scan
+from holdfast.store.metrics import GateOutcome
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import env_of, launched, public_folder, register
 from tests.support.running import PATIENCE, holdfast, start, wait_for

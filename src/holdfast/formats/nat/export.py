@@ -28,8 +28,7 @@ from holdfast.formats.nat.schema import NatOutput
 from holdfast.formats.nat.steps import nat_steps
 from holdfast.functions import describe_error
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import keep_backup, make_directory, replacing, slug, temporary_folder
-from holdfast.store.spool import Spool
+from holdfast.store.durable import Spool, keep_backup, make_directory, replacing, slug, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
