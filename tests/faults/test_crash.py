@@ -247,7 +247,7 @@ def test_the_embedded_model_dies_with_a_killed_run(tmp_path: Path) -> None:
     assert not psutil.wait_procs(children, timeout=300)[1]
 
 
-def test_a_run_with_a_cached_index_killed_again_and_again_ends_like_one_without(
+def test_a_run_with_a_published_index_killed_again_and_again_ends_like_one_without(
     tmp_path: Path, provider: Server
 ) -> None:
     keys: dict[str, Any] = {"rows": 120, "limits": {"concurrency": CONCURRENCY}}
@@ -262,7 +262,7 @@ def test_a_run_with_a_cached_index_killed_again_and_again_ends_like_one_without(
         process.communicate()
     holdfast("eval", eval_file, cwd=tmp_path, env=cached)
     run = run_dir(tmp_path)
-    assert (run / ".index" / "journals").exists() and (run / ".index" / "done").exists()
+    assert (run / ".index" / "journals.head").exists() and (run / ".index" / "finished.head").exists()
     assert provider.requests <= 120 + 6 * CONCURRENCY
     assert_each_once(run, 120)
     assert_same_numbers(run, calm)

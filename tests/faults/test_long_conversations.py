@@ -25,7 +25,7 @@ TURNS = 100
 FEW, MANY = 15, 150
 UNFINISHED = 1
 GROWTH = {
-    "resume": 3.2e6,
+    "resume": 12e6,
     "export to samples": 1.2e6,
     "export to nat": 2e6,
     "export to waza": 4e6,
@@ -34,6 +34,7 @@ GROWTH = {
 """bytes that each command may hold beyond what it holds for few; the journals grow by 50 MB
 
 As objects, turns take 3 MB more and calls 5 MB; so do exports that unpack the references to all outputs at once: 4 MB.
+Many conversations have an index that is published, of which up to 16 MB of pages are in memory, however long the run.
 """
 _MEASURED = """
 import re, sys

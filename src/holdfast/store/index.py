@@ -44,7 +44,7 @@ from holdfast.store.heads import (
 )
 from holdfast.store.lines import LineRef, is_sound, read_blocks
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, Step, Together, Usage
-from holdfast.store.run_files import UNREADABLE
+from holdfast.store.run_files import UNREADABLE, check_regular
 from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
 from holdfast.store.spent import Spent
 
@@ -288,6 +288,8 @@ class RunIndex:
         size = journal_size(path)  # before reading: another process may finish its last line meanwhile
         last, end = before = self.extents.get(path, Extent(0, 0))
         if size == end:
+            if not end:
+                check_regular(path)  # a pipe or a device has no size
             return
         if size < end or (end and LineRef(path, last, end - last).read() != self._last_lines.get(path, b"")):
             raise StaleIndexError(path)

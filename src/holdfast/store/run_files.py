@@ -40,7 +40,7 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError:
-        _check_regular(Path(path))
+        check_regular(Path(path))
         raise
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
@@ -49,7 +49,7 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raise RunFileError if there is something at a path that is not a regular file."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
