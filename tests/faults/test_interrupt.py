@@ -93,7 +93,9 @@ def test_the_first_ctrl_c_lets_judges_finish(verb: str, tmp_path: Path, provider
         # Three are judged, and a window full is in each of these places: at the judge, twice in the queue, before it.
         outputs = ROWS if verb == "grade" else 3 + 4 * CONCURRENCY
         wait_for(lambda: len(kept(run_dir(tmp_path))) == outputs, "only judges in flight")
-        assert ask_to_stop(process) == stopping(CONCURRENCY)
+        # An output is on disk a moment before its trial waits for the judges, so that more may seem to be in flight.
+        counted = int(ask_to_stop(process).split()[1])
+        assert CONCURRENCY <= counted < 2 * CONCURRENCY
         judge.control(holds_after=-1)
         assert ends(process)[0] == 130
         assert judge.requests == 3 + CONCURRENCY == len(kept(run_dir(tmp_path), "grades"))

@@ -30,7 +30,6 @@ from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.outcome import Outcome
-from holdfast.report.so_far import count_trials
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
@@ -187,7 +186,7 @@ class _LocalWorkers:
                 with suppress(OSError):
                     index.read(seen=partial(self._show, progress))
                     progress.spent.become(index.spent())
-                _, progress.outputs, progress.graded = count_trials(index, plan.total, graders_per_trial)
+                _, progress.outputs, progress.graded = index.count_so_far(plan.total, graders_per_trial)
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):

@@ -39,7 +39,6 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
 from holdfast.plan.plan import Plan, make_plan
 from holdfast.plan.reuse import adopt, choose_set
-from holdfast.report.so_far import count_trials
 from holdfast.spec.plugins import load_reference
 from holdfast.store.damage import cut_damage
 from holdfast.store.durable import advice_for, make_directory
@@ -397,7 +396,7 @@ def _plan(identity: RunIdentity, index: RunIndex) -> Plan:
     total, outputs = survey.count * work.trials, index.count_outputs()
     if outputs >= total:
         return make_plan(survey, work, index)
-    graded = count_trials(index, total, survey.panels.mean).graded
+    graded = index.count_so_far(total, survey.panels.mean).graded
     return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
 
 

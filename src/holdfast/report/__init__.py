@@ -8,7 +8,6 @@ Counting:
 `trials`   the trials of a run with their verdicts, many at a time
 `trial_table` every trial as a row, for filters, sorting and counts
 `metrics`  results.json and metrics.json
-`so_far`   the numbers of a run that is not finished
 
 What a command prints:
 `preview`  the first prompt, and an estimate of tokens, dollars and batches, before a run

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -20,12 +22,12 @@ from holdfast.store.metrics import Agreement, GraderMetrics, ValueMetrics
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.report.stats import Estimate
-    from holdfast.report.verdicts import Judged, JudgedOutput
+    from holdfast.report.verdicts import Judged, JudgedOutput, TrialStatus
     from holdfast.spec.eval import Eval
     from holdfast.store.records import GradeStatus
 
@@ -338,3 +340,14 @@ def with_thoughts(spec: Eval, count: int, outputs: int) -> Iterator[str]:
 def _has_verdicts(counts: GraderMetrics) -> bool:
     """Return True if a grader gave a verdict, or may still give one."""
     return bool(counts.n or counts.passed or counts.failed or counts.ungraded)
+
+
+def summarize_verdicts(trials: int, verdicts: Iterable[tuple[object, TrialStatus, float | None]]) -> GraderMetrics:
+    """Return the statistics of verdicts, each given as sample, status and score, sample by sample.
+
+    `trials` is the number of trials of each sample. Trials that wait for a verdict or a person do not count.
+    """
+    tally = Tally(trials)
+    for _, of_sample in groupby(verdicts, key=itemgetter(0)):
+        tally.add([(status, score) for _, status, score in of_sample if status != "pending" and status != "uncertain"])
+    return tally.summary()

@@ -16,8 +16,8 @@ from msgspec import Struct, UnsetType
 from holdfast.graders.build import grader_class, threshold
 from holdfast.report.failures import read_error_heads
 from holdfast.report.run_view import Pending
-from holdfast.report.so_far import summarize_verdicts
 from holdfast.report.stats import Histogram, estimate, make_histogram, score_histogram, wilson
+from holdfast.report.tally import summarize_verdicts
 from holdfast.report.verdicts import gravest
 
 if TYPE_CHECKING:

@@ -139,6 +139,15 @@ JOURNALS: Final = (
 )
 
 
+class TrialCounts(NamedTuple):
+    """Trials of a run by how far they are."""
+
+    total: int
+    outputs: int
+    graded: int
+    """outputs with all their verdicts, estimated by the number of verdicts"""
+
+
 class StaleIndexError(Exception):
     """A journal was cut or replaced since it was read: the index has to be opened again."""
 
@@ -530,6 +539,16 @@ class RunIndex:
             keys = " UNION ALL ".join(f"SELECT key FROM {schema}.outputs" for schema in self._schemas["outputs"])
             return int(self.db.execute(f"SELECT count(DISTINCT key) FROM ({keys})").fetchone()[0])
         return sum(len(self.output_rows(keys)) for keys in self._all_keys("outputs"))
+
+    def count_so_far(self, total: int, graders_per_trial: float) -> TrialCounts:
+        """Count the trials of a run by the number of records, without looking up each of them."""
+        outputs = min(total, self.rows["outputs"])
+        graded = min(outputs, int(self.rows["verdicts"] / graders_per_trial)) if graders_per_trial else outputs
+        return TrialCounts(total, outputs, graded)
+
+    def count_failed(self) -> int:
+        """Count the trials without an output whose attempts have failed."""
+        return sum(self.output(key) is None for key in self.attempts)
 
     def stopped_outputs(self) -> list[tuple[str, OutputRef]]:
         """Return the outputs that a checkpoint ended, with their keys."""

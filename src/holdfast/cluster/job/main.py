@@ -47,7 +47,6 @@ from holdfast.cluster.remote.ledger import Ledger
 from holdfast.cluster.remote.transport import Here
 from holdfast.display.terminal import echo
 from holdfast.errors import Exit, HoldfastError, with_hint
-from holdfast.report.so_far import count_failed, count_trials
 from holdfast.store.lines import scan
 from holdfast.store.records import ErrorRecord
 from holdfast.store.run_lock import holders
@@ -567,8 +566,8 @@ class JobProgress:
         """Return the numbers of state.json."""
         with suppress(OSError):
             self._index.read()
-        _, outputs, done = count_trials(self._index, self._total, self._slots)
-        failed = count_failed(self._index)
+        _, outputs, done = self._index.count_so_far(self._total, self._slots)
+        failed = self._index.count_failed()
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]
