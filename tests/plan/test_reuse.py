@@ -552,7 +552,7 @@ class TestADatasetThatChangesUnderTheEval:
         ],
         ids=["appended", "a row to come edited", "a row that is done edited", "cut"],
     )
-    def test_it_stops_with_a_message_and_the_next_command_reuses_the_outputs(
+    def test_the_run_stops_with_a_message_and_the_next_command_reuses_the_outputs(
         self, lab: Lab, slow: Server, change: Any
     ) -> None:
         process = self.begin(lab, slow)

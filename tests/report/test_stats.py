@@ -43,7 +43,7 @@ def test_wilson_holds_its_proportion_and_stays_inside(share: Any, count: Any) ->
 
 
 @given(counts)
-def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(passes_and_total: Any) -> None:
+def test_single_trials_give_wilsons_interval_over_the_samples(passes_and_total: Any) -> None:
     passes, total = passes_and_total
     sums = [1.0] * passes + [0.0] * (total - passes)
     mean, low, high, _, method = estimate(sums, [1] * total, proportion=True)

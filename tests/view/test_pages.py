@@ -55,7 +55,7 @@ def name_of(run: Path) -> str:
 
 
 def run_page(shown: Viewer, run: Path) -> str:
-    """Return the page of a run once its trials have been counted, which goes on beside the pages."""
+    """Return the page of a run once its trials have been counted in the background."""
     address = f"/run/{name_of(run)}"
     wait_for(lambda: shown.json(f"{address}.json")["overview"]["funnel"] is not None, "the trials to be counted")
     return shown.get(address).text
@@ -193,7 +193,7 @@ class TestTrial:
 
 
 class TestFiles:
-    def test_they_are_matches_by_digest_alone(self, shown: Viewer, runs: dict[str, Path]) -> None:
+    def test_files_are_found_only_by_their_digest(self, shown: Viewer, runs: dict[str, Path]) -> None:
         run = name_of(runs["shop"])
         for address in (f"{'0' * 32}", "../manifest.json", "ab/cd", "manifest.json", f"{'g' * 32}"):
             assert shown.get(f"/files/{run}/{address}").status == 404
