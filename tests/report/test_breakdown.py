@@ -57,7 +57,7 @@ class TestReport:
             "(none)": (2, 1.0),
         }
         assert subjects["algebra"]["overall"]["passed"] == 1
-        assert "threshold" not in subjects["algebra"]["metrics"]["correct"], "those of the whole run hold"
+        assert "threshold" not in subjects["algebra"]["metrics"]["correct"], "the whole run's thresholds hold"
 
     def test_a_value_has_the_same_numbers_as_a_run_of_its_rows_alone(self, tmp_path: Path) -> None:
         scores = {f"s{number}": [str(number % 5 / 4), str(number % 3 / 2)] for number in range(12)}

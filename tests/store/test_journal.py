@@ -1,4 +1,4 @@
-"""Lines, journal and index: what was written comes back in order, and what was damaged is noticed and alone is lost."""
+"""Lines, journal and index: lines come back in order; damage is noticed, and only damaged lines are lost."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ class TestASecondWriter:
         assert [fault.kind for fault in faults] == ["lease_lost"] and not list(tmp_path.iterdir())
 
     def test_after_a_failed_sync_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The lines to cut back are our own last ones only as long as nobody has written behind them."""
+        """The last lines are our own only while nobody else has appended any."""
         path = tmp_path / "outputs.jsonl"
         ours, others = map(to_line, numbered(2))
 

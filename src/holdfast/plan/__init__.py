@@ -5,7 +5,7 @@
 `plan`     counts and lists what is finished, to grade and to run
 `finished` publishes which trials of a large run are finished
 `votes`    combines the votes of several judges
-`inputs`   tells which records are stale, because a file that code read has changed
+`inputs`   finds stale records: their code read a file that has changed since
 `history`  finds earlier runs that can lend, and what has changed since the nearest one
 `reuse`    borrows outputs and grades of other runs
 `changes`  describes what has changed

@@ -57,7 +57,7 @@ def identity_changes(old: Identity, new: Identity) -> list[str]:
 
 def grader_changes(old: Any, new: Any) -> list[str]:
     """List the differences between two graders' identities; nothing if they are the same grader."""
-    if canonical(old) == canonical(new):  # one may have been read from a file, where a tuple is a list
+    if canonical(old) == canonical(new):  # JSON has no tuples: an identity read from a file has lists
         return []
     (old_code, old_rest), (new_code, new_rest) = _split(old), _split(new)
     files = _files(old_code, new_code)

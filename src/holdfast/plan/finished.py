@@ -139,7 +139,7 @@ def _inherit(survey: Survey, work: Work, stored: _Stored) -> bytes:
 
 
 def _common_rows(old: bytes, new: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield stretches of rows that both datasets have: where they begin in the new and the old one, and how many."""
+    """Yield each stretch of rows that both datasets have: its start in the new and the old dataset, and its length."""
     shorter = min(len(old), len(new)) // _WIDTH
     head = _same_at_start(old, new, shorter)
     tail = _same_at_start(old[::-1], new[::-1], shorter - head)

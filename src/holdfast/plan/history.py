@@ -260,7 +260,7 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
 def match_outputs(lender: OtherRun, identity: RunIdentity) -> RunIdentity:
     """Return the identity with which a run's outputs are valid; raise UsageError with the changes if they are not.
 
-    If the eval is that of the run, the identity names the run's directory, wherever that is.
+    If the run belongs to this eval, the identity names the run's directory, wherever that is.
     """
     rundir, manifest = lender
     same_target = _without_code(manifest.identity.target) == _without_code(identity.contents.target)

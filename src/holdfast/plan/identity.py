@@ -54,7 +54,7 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     fingerprints: dict[str, Any]
     """digests of all that defines the run"""
     contents: Identity
-    """the values behind the fingerprints, to explain what changed"""
+    """the fingerprinted values, to explain what changed"""
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""

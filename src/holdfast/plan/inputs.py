@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Eval
 
 _LARGE: Final = 16 << 20
-"""bytes from which on a file with the same size and time counts as the same"""
+"""minimum size in bytes of a file that is not read again while its size and time stay the same"""
 
 
 class InputState(NamedTuple):

@@ -49,7 +49,7 @@ class Slot(NamedTuple):
     threshold: float | None
     """None: the grader decides whether an output passes"""
     measures: tuple[Measure, ...] = ()
-    """what the grader looks at beside the conversation"""
+    """what the grader looks at besides the conversation"""
     reads_row: bool = False
     """the grader sees more of the row than the target does"""
     votes: tuple[int, ...] = ()
@@ -160,9 +160,9 @@ class Work(msgspec.Struct, frozen=True):
         )
 
     def fits(self, ref: OutputRef, row: str | None = None) -> bool:
-        """Return True if an output is valid here: one that a checkpoint stopped, only while that is unchanged.
+        """Return True if an output is valid here. If a checkpoint stopped it, the checkpoint must be unchanged.
 
-        `row` is that of the sample as it is now, for an output of another run: the checkpoint may have read it.
+        For an output of another run, `row` is the sample's current row: the checkpoint may have read it.
         """
         if ref.stopped_by is None:
             return True
@@ -330,7 +330,7 @@ def check_sample(sample: Sample, survey: Survey, position: int) -> Sample:
 
 
 def check_rows(dataset: Dataset, survey: Survey) -> None:
-    """Raise Fault if the rows of a dataset are not those of its survey."""
+    """Raise Fault if the rows of a dataset differ from its survey."""
     position = -1
     for position, sample in enumerate(dataset):
         check_sample(sample, survey, position)

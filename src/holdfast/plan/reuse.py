@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 8 << 20
 SHARED_BYTES: Final = 1 << 20
-"""bytes of outputs from which on a run's journals are shared; fewer are copied"""
+"""minimum size of outputs, in bytes, for sharing a run's journals; smaller ones are copied"""
 _SHARED_PART: Final = 0.95
 """part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
 
@@ -213,7 +213,7 @@ def _borrow_verdicts(
             if number is None or number in stale:
                 continue
             place = LineRef(path, offset, len(line))
-            # The time is that of another run's clock; verdicts of this run are later.
+            # The time comes from another run's clock: with 0, verdicts of this run are later.
             verdict = VerdictRef(head.status, head.score, head.usage, 0.0, head.counts, head.together, place)
             borrowed.verdicts.setdefault(head.key, {})[head.verdict_key] = verdict
             borrowed.verdict_lenders[head.key, head.verdict_key] = lender
@@ -310,18 +310,18 @@ def _find_shareable(
 
 
 class _Match(NamedTuple):
-    """The outputs of another run beside the trials of this one."""
+    """How another run's outputs match the trials of this run."""
 
     recorded: int
     """number of the other run's outputs"""
     usable: int
-    """number of those that are of this run as they are"""
+    """number of these outputs that this run can use unchanged"""
     missing: array[int]
-    """positions of samples whose first trial the other run has not"""
+    """positions of samples whose first trial the other run lacks"""
     relabelled: dict[str, tuple[OutputRef, str]]
     """by key: outputs of rows that have changed only in fields that the target does not see, and the rows' digests"""
     unwanted: dict[str, OutputRef]
-    """by key: outputs that are not of this run, or not as they are"""
+    """by key: outputs that this run cannot use, or not unchanged"""
 
 
 def _match_outputs(survey: Survey, work: Work, index: RunIndex, known_done: bytes) -> _Match:

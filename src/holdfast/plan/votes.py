@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshold: float | None) -> VerdictRef | None:
     """Return the verdict of several judges; None while a vote is missing.
 
-    Usage is that of the votes, which are counted on their own.
+    The verdict has no usage of its own: the votes' usage is counted separately.
     """
     recorded = [vote for vote in votes if vote is not None]
     if len(recorded) < len(votes):

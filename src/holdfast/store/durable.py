@@ -27,7 +27,7 @@ if sys.platform == "darwin":
     import fcntl
 
     def sync(fd: int) -> None:
-        """Put a file's bytes on the medium (macOS: `fsync` alone leaves them in the drive's cache)."""
+        """Put a file's bytes on the medium (on macOS, `fsync` leaves them in the drive's cache)."""
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
     def drop_cache(fd: int) -> None:
@@ -65,7 +65,7 @@ _ABSENT: Final = frozenset(
 
 @contextmanager
 def if_present() -> Iterator[None]:
-    """Ignore errors that say that a file is not there, not for this user or not Holdfast's; not those of a bad disk."""
+    """Ignore files that are missing, not readable or not Holdfast's, but no other errors, such as a bad disk's."""
     try:
         yield
     except RunFileError:
@@ -156,7 +156,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_alive(name: str) -> bool:
-    """Tell whether a process with the number in the name of a temporary file or folder runs on this machine."""
+    """Return True if the process that a temporary file or folder is named for runs on this machine."""
     match = re.search(r"\.([1-9]\d{0,8})-\d+-\w+\.tmp$", name)
     if match is None:
         return False

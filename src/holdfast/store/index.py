@@ -202,7 +202,7 @@ class RunIndex:
         self._dropped: dict[Key, tuple[Path, int]] = {}
         """places of outputs that do not count although nothing replaces them yet"""
         self._ignored: dict[Path, int] = {}
-        """by file: where verdicts begin that count"""
+        """by file: the offset of the first verdict that counts"""
         self._set: str | None = None
         """digest of the outputs for which verdicts on all outputs together count; None: all such verdicts count"""
         self.rows = dict.fromkeys(TABLES, 0)
@@ -232,8 +232,8 @@ class RunIndex:
     def attach(self, path: Path, files: Sequence[Path | None], places: Sequence[tuple[str, int | None]]) -> None:
         """Begin with the rows of a published file.
 
-        `files` are the journals by their numbers; None for those of a lender that are not shared. Rows of a kind of
-        journal of which there is none do not count.
+        `files` are the journals by their numbers; None stands for a lender's journal that is not shared. Rows of a
+        kind of journal that the run does not have do not count.
         """
         self.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
         for number, file in enumerate(files):

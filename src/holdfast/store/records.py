@@ -73,7 +73,7 @@ class Usage(Struct, frozen=True):
         return self.input_tokens + self.output_tokens
 
     def checked(self) -> Usage:
-        """Return usage that somebody's code reports as far as it can be true; the rest is unknown."""
+        """Return usage that a user's code reports, but unknown numbers if it cannot be true."""
         reported = (self.input_tokens, self.output_tokens, self.requests, self.cost)
         if all(value is None or 0 <= value <= MOST_TOKENS for value in reported):
             return self
@@ -141,11 +141,11 @@ class Mark(Struct, frozen=True):
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the turn: paths to digests of contents"""
     trace: int | UnsetType = UNSET
-    """how many steps the trace had, where there is one"""
+    """number of steps in the trace, if there is a trace"""
     value: Any = UNSET
-    """the reply's value, where it is no text"""
+    """the reply's value, if it is not text"""
     files_partial: PartialFiles | UnsetType = UNSET
-    """what `files` lacks, where the workspace was too large"""
+    """what `files` lacks, if the workspace was too large"""
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -207,7 +207,7 @@ class ProxiedResponse(Struct, frozen=True):
     model: Any
     """as the request names it"""
     whole: Any = UNSET
-    """the reply, where it was not streamed"""
+    """the reply, if it was not streamed"""
     events: list[Any] | UnsetType = UNSET
     """the events of a stream that the agent got"""
     counts: Any = UNSET
@@ -224,7 +224,7 @@ TraceStep = dict[str, Any]
                  "data": {"input": …, "output": …}, "usage_info": {"token_usage": {…}}, "UUID": "…"}}
 
 Readers must not rely on any field but `payload.event_type`: other keys may be missing, and more may be there. A target
-returns its steps as `Reply.trace`; the output and the case that a grader sees have those of all turns in order.
+returns its steps as `Reply.trace`; the output and the case that a grader sees have the steps of all turns in order.
 """
 
 
@@ -270,7 +270,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     `call_limit`, `exit:CODE`, `checkpoint@TURN`, or the target's own word"""
     answer: AnswerClass
     """[class of the answer](graders.md#every-trial-is-accounted-for): `whole`, `cut`, `filtered`, `refused`, `empty`,
-    `paused`, `limited` or `exited`; with several turns, that of the first reply that is not whole"""
+    `paused`, `limited` or `exited`; with several turns, the class of the first reply that is not whole"""
     usage: Usage
     """`input_tokens`, `output_tokens`, `requests`, and `cost` in dollars; null is unknown"""
     timing: Timing
@@ -280,7 +280,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     state: Any = None
     """state that the target returned"""
     marks: list[Mark] | UnsetType = UNSET
-    """only for conversations of several turns, or with checkpoints: where each turn ended (`end`, the number of
+    """only for conversations of several turns, or with checkpoints: the end of each turn (`end`, the number of
     messages, and `digest`; `output`, the text of the reply, if the last message differs; `usage` and `seconds` so far;
     `files`)"""
     stopped_by: str | UnsetType = UNSET

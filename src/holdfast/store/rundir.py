@@ -36,7 +36,7 @@ T = TypeVar("T")
 LEDGER: Final = "batches"
 """The journal of batches: see `holdfast.batches.ledger`."""
 ARCHIVE: Final = "archived"
-"""Folder beside the runs of an eval where `--fresh` puts the old ones."""
+"""Folder, next to an eval's runs, to which `--fresh` moves the old runs."""
 
 
 def bytes_to_publish() -> int:
@@ -71,7 +71,7 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The lease, beside the directory, so that it stays when the directory is archived."""
+        """The lease, next to the directory, so that it stays when the directory is archived."""
         return self.path.with_name(f"{self.path.name}.lock")
 
     @property

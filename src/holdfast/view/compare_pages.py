@@ -59,7 +59,7 @@ class ComparePage(RunComparison, frozen=True, kw_only=True):
     swapped: str
     """address of the comparison the other way round; empty for more than two runs"""
     grid: str
-    """address of the runs as a grid, where they are of several evals; else empty"""
+    """address of the runs as a grid; empty unless they belong to several evals"""
     previous: str
     next: str
 
@@ -84,7 +84,7 @@ class SuitePage(msgspec.Struct, frozen=True, kw_only=True):
 
     grid: SuiteGrid
     links: list[str]
-    """by row: address of the comparison of its runs, where there are several finished ones"""
+    """by row: address of the comparison of its finished runs, if there are several"""
 
 
 def routes(site: Site) -> list[web.RouteDef]:

@@ -1,8 +1,8 @@
 """Numbers of a run that its trials are counted for: funnel, distributions, activity; once for each state of the run.
 
 Counting a million trials takes seconds, so a page waits for a moment and otherwise shows what was counted before, if
-anything. Trials are counted in a thread, and those of a large finished run in a helper process, which this module is
-when it runs as a program: a busy thread would hold up the pages.
+anything. A busy thread would hold up the pages, so the trials of a large finished run are counted in a helper process,
+which is this module run as a program; other trials are counted in a thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Counting:
         self._latest: dict[str, Overview] = {}
 
     def overview(self, run: str, view: RunView) -> Overview:
-        """Return a run in numbers, maybe those of a moment ago; without a count, if there has never been one."""
+        """Return a run in numbers, which may be a moment old, or without counts if its trials were never counted."""
         with suppress(TimeoutError):
             columns = self._site.columns(run, _PATIENCE)
             columns.refresh()

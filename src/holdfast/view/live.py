@@ -43,7 +43,7 @@ _LOAD: Final = 0.1
 _WINDOW: Final = 60.0
 """seconds over which the rate is measured"""
 _LARGE: Final = 32 << 20
-"""bytes of outputs from which on they are not counted for a first look"""
+"""size of outputs in bytes above which a first look estimates their number"""
 _SAMPLED: Final = 1 << 18
 """bytes of each journal from which the number of its lines is estimated"""
 _SILENCE: Final = 15.0
@@ -117,7 +117,7 @@ class Watch:
         """by the generation of the columns, what takes a while to add up"""
 
     def numbers(self) -> LiveNumbers:
-        """Return the numbers of this moment, or those of the last look where it was only just now."""
+        """Return the current numbers, or the last ones if they are recent enough."""
         with self._lock:
             began = time.monotonic()
             if self._last is None or began >= self._next:
@@ -287,12 +287,12 @@ def _list_events(site: Site) -> Events:
 
 
 def run_states(site: Site) -> dict[str, Status]:
-    """Return the status of each run, as far as the names of its files tell."""
+    """Return the status of each run, judged only by the names of its files."""
     return {run: _status(rundir) for run, rundir in site.rundirs()}
 
 
 def stamp_of(states: dict[str, Status]) -> str:
-    """Return what changes when runs come, go or end."""
+    """Return a digest that changes when runs come, go or end."""
     return digest(sorted(states.items()))
 
 

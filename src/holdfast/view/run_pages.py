@@ -1,6 +1,6 @@
 """`/run/ID` and `/run/ID/trial/SAMPLE/N`: a run in numbers, and a trial as a conversation.
 
-A trial's stored line is at `…/line`, and files of workspaces are at `/files/RUN/DIGEST`, by their digests alone.
+A trial's stored line is at `…/line`, and files of workspaces are at `/files/RUN/DIGEST`, named only by digest.
 """
 
 from __future__ import annotations

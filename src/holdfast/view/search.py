@@ -281,7 +281,7 @@ def main() -> None:
     def read(file: int, offset: int, size: int) -> bytes:
         return os.pread(files[file], size, offset)  # a mapped file must not be truncated while it is read
 
-    with suppress(BrokenPipeError):  # nobody wants to know any more
+    with suppress(BrokenPipeError):  # nobody waits for the result
         for rows in search_lines(read, at, length, job.text):
             if rows:
                 sys.stdout.buffer.write(array("I", rows))

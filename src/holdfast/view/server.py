@@ -63,7 +63,7 @@ def _problems(site: Site) -> Middleware:
     async def show(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer with a page also where there is none, and where making it failed."""
+        """Show a page for errors, too: unknown addresses, and pages that could not be made."""
         try:
             return await handler(request)
         except web.HTTPNotFound:

@@ -114,7 +114,7 @@ class Site:
     def __init__(self, runs_dir: Path, home: Path, named: Mapping[str, RunDir] | None = None) -> None:
         self.runs_dir = runs_dir
         self.home = home
-        """`$HOLDFAST_HOME`, where the key and caches are"""
+        """`$HOLDFAST_HOME`, the folder of the key and the caches"""
         # msgspec looks at a struct's fields when it is first decoded, and two threads that do so at once can crash.
         for kind in _READ_IN_THREADS:
             msgspec.json.Decoder(kind)
@@ -258,7 +258,7 @@ class Site:
 
 
 def _close_columns(future: Future[Columns]) -> None:
-    """Close the columns of a run; where they are still being built, that is left out or goes on for nothing."""
+    """Close the columns of a run. If they are not built yet, cancel that; if it has begun, let it finish unused."""
     if not future.cancel() and future.done() and future.exception() is None:
         future.result().close()
 

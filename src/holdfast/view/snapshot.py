@@ -186,7 +186,7 @@ def _number(condition: Compares) -> float:
     except ValueError:
         place = condition.position + len(condition.name) + len(condition.operator)
         raise QueryError(
-            f"`{condition.name}` is compared with a number, and `{condition.value}` is none",
+            f"`{condition.name}` is a number and cannot be compared with `{condition.value}`",
             place,
             f"Write for example `{condition.name}{condition.operator}0.5`.",
         ) from None

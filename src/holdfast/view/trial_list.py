@@ -239,7 +239,7 @@ def _number(asked: Mapping[str, str], name: str, default: int | None) -> int | N
 
 
 def _snapshot(site: Site, columns: Columns, run: str, query: str, sort: str, generation: int | None = None) -> Snapshot:
-    """Return the rows of a filter: those of an earlier look where they are asked for and still known."""
+    """Return the rows of a filter, from an earlier generation if the caller asks for it and it is still known."""
     kept = site.snapshots.get((run, query, sort, generation))
     if kept is not None:
         return kept
