@@ -1,4 +1,4 @@
-"""Decides what to do, before anything is done.
+"""Decide what a run has to do, before it does anything.
 
 `identity` identifies a run: everything that its keys are made of
 `keys`     computes the keys of trials and runs

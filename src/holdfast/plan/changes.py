@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Identity
 
 _SHOWN = 40
-"""values up to this length are shown; of longer ones, only that they changed"""
+"""maximum length of a value that is shown; longer values are only said to have changed"""
 
 
 def format_count(count: int, noun: str) -> str:
@@ -133,7 +133,7 @@ def _differences(path: str, old: Any, new: Any, absent: str = "(none)") -> Itera
 
 
 def _is_flat(block: Any) -> bool:
-    """Return True for a block whose keys can be named one by one where an eval has no such block."""
+    """Return True for a block whose keys can be named one by one even if the other eval lacks the block."""
     return isinstance(block, dict) and not any(isinstance(value, dict | list) for value in block.values())
 
 

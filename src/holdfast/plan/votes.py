@@ -37,7 +37,7 @@ def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshol
 
 
 def combine_scores(scores: Sequence[float], combine: Combine, threshold: float | None) -> float:
-    """Return one score for several. With `majority` it is 1 if more than half of them pass, else 0."""
+    """Combine several scores. With `majority` the result is 1 if more than half of them pass, else 0."""
     if combine == "majority":
         passes = sum(apply_threshold(threshold, "passed", score) == "passed" for score in scores)
         return float(2 * passes > len(scores))

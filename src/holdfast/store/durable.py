@@ -137,9 +137,9 @@ def _prefix(name: str) -> str:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files and folders that killed processes have left in a folder to which several may write.
 
-    What is left of a process whose number runs here stays. In a container, or on another machine, the process may be
-    alive: a file goes only if nobody has written to it for a minute, and a folder, whose files may be uploaded for
-    hours, after a day.
+    Leftovers stay if a process with their number runs here. A process in a container or on another machine may be
+    alive, too: a file is removed only if nobody has written to it for a minute, and a folder, whose files may be
+    uploaded for hours, after a day.
     """
     for leftover in folder.glob(".*.tmp"):
         with suppress(OSError):

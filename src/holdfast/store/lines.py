@@ -28,7 +28,7 @@ _TAIL = len(b',"sum":"0123456789abcdef"}')
 _BLOCK: Final = 1 << 20
 """bytes that are read and searched at once"""
 _FIRST_STEP: Final = 1 << 12
-"""bytes that are searched first: most lines are short, and near"""
+"""bytes that are searched first: most lines are short and nearby"""
 
 
 def seal(body: bytes) -> bytes:
@@ -97,7 +97,7 @@ class LineBlock(NamedTuple):
     """offsets in the data of the lines' first bytes and of their newlines"""
 
     def all_sound(self) -> bool:
-        """True if every line is whole and unchanged; much faster than looking at one after the other."""
+        """True if every line is whole and unchanged; much faster than checking them one by one."""
         data = self.data
         bounds = zip(self.starts, self.ends, strict=True)
         sums = '"},"sum":"'.join([xxh3_64_hexdigest(data[start : end - _TAIL]) for start, end in bounds])
@@ -201,7 +201,7 @@ class _Content:
         return os.pread(self._fd, stop - start, start)
 
     def find(self, words: bytes, start: int, stop: int) -> int:
-        """Return the first place of some bytes; -1 if there is none."""
+        """Return the offset of the first occurrence of some bytes; -1 if there is none."""
         step = _FIRST_STEP
         while start < stop:
             match = self.read(start, min(stop, start + step + len(words) - 1)).find(words)
@@ -211,7 +211,7 @@ class _Content:
         return -1
 
     def rfind(self, words: bytes, start: int, stop: int) -> int:
-        """Return the last place of some bytes; -1 if there is none."""
+        """Return the offset of the last occurrence of some bytes; -1 if there is none."""
         step = _FIRST_STEP
         end = stop
         while end > start:
@@ -225,7 +225,7 @@ class _Content:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Content]:
-    """Open a file; a missing one has no bytes."""
+    """Open a file; a missing file counts as empty."""
     try:
         fd = open_file(path)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """Threshold and weight of a grader. Rules are part of no key, so a report stores those that it was made with."""
+    """Threshold and weight of a grader. Rules are part of no key, so a report stores its own."""
 
     threshold: float | None
     weight: float
@@ -102,7 +102,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
-        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the block of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
         others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
         if "pass_n" in fields:
@@ -127,7 +127,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _FLATTENED: Final = {"pass_at": "pass@", "pass_all": "pass^"}
-"""fields of GraderMetrics that are stored as several numbers, with what stands before each k"""
+"""fields of GraderMetrics that are stored as several numbers, with the prefix of each k"""
 
 
 class ValueMetrics(Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class ValueMetrics(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ValueMetrics:
-        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the block of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         return msgspec.convert({**data, **_read_blocks(data)}, cls)
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Metrics:
-        """Read the content of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the content of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         values = msgspec.convert(data.get("by", {}), dict[str, dict[str, dict[str, Any]]])
         by = {
             name: {value: ValueMetrics.from_dict(block) for value, block in blocks.items()}

@@ -24,7 +24,7 @@ gets an error as its result, or the trial begins again."""
 Number = TypeVar("Number", int, float)
 
 MOST_TOKENS: Final = 10**12
-"""beyond which a number of tokens, or of dollars, is a mistake"""
+"""maximum number of tokens, or of dollars; a larger number is a mistake"""
 
 _LONGEST: Final = 300
 """characters of a call's arguments in messages"""
@@ -137,7 +137,7 @@ class Mark(Struct, frozen=True):
     seconds: float
     """since the conversation began"""
     output: str | UnsetType = UNSET
-    """the reply's text, if the last message has another one"""
+    """the reply's text, if it differs from the last message"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the turn: paths to digests of contents"""
     trace: int | UnsetType = UNSET
@@ -155,7 +155,7 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     name: str | None
     """None: unknown tools were called in this turn"""
     arguments: Any = None
-    """as JSON; as the model wrote them where they are not JSON"""
+    """as JSON, or as the model wrote them if they are not JSON"""
     result: Any = None
     """None if unknown"""
 
@@ -169,11 +169,11 @@ class ToolResponse(Struct, frozen=True):
     traceback: str | UnsetType = UNSET
     """of a Python function that raised"""
     function: str | UnsetType | None = UNSET
-    """of `context.tool(function)` with `replay: again`: `module:name`; None where no other process can find it"""
+    """of `context.tool(function)` with `replay: again`: `module:name`; None if no other process can find it"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the call"""
     settled: Literal["happened", "error_result"] | UnsetType = UNSET
-    """of a call that was cut off: its result is a person's word, or an error that says that nothing is known"""
+    """of a call that was cut off: its result was given by a person, or is an error that says that nothing is known"""
 
 
 class CallIntent(Struct, frozen=True):
@@ -229,11 +229,11 @@ returns its steps as `Reply.trace`; the output and the case that a grader sees h
 
 
 Content = str | list[dict[str, Any]]
-"""what a message says: a text, or a list of texts and files"""
+"""the content of a message: a text, or a list of texts and files"""
 
 
 def content_text(content: Any) -> str:
-    """Return what a message says as text, with the name of each file where it stands."""
+    """Return a message as text, with each file replaced by its name."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     parts = [part for part in content if isinstance(part, dict)]
@@ -308,7 +308,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if the target returned a value that is no text, such as an object or a number: that value; `output` has it
     as JSON"""
     row: str | UnsetType = UNSET
-    """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
+    """only if the target sees just a part of the row: 16 digits of the row's digest, by which it is graded"""
     settled: int | UnsetType = UNSET
     """only if a person has said what a tool returned whose call was cut off: the number of such calls"""
     redacted: int | UnsetType = UNSET
@@ -317,21 +317,21 @@ class Output(Struct, frozen=True, omit_defaults=False):
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages; with `history` or `messages` only those from the prompt on: the target said none before it."""
+        """The messages; with `history` or `messages`, only from the prompt on: earlier ones are not the target's."""
         return self.messages[self.opening or 0 :]
 
     @property
     def prompt(self) -> str | None:
-        """Text of the first message that the user sent in the conversation; None if there is none."""
+        """Text of the user's first message in the conversation; None without such a message."""
         asked = (message.get("content") for message in self.conversation if message.get("role") == "user")
         return next(map(content_text, asked), None)
 
 
 class Together(Struct, frozen=True, omit_defaults=True):
-    """The outputs that a grader has looked at together, and what it says of them as a whole."""
+    """The outputs that a grader has judged together, and its verdict on them as a whole."""
 
     digest: str
-    """digest of these outputs: a verdict counts only as long as the run has the same ones"""
+    """digest of these outputs: a verdict counts only while the run has exactly these"""
     score: Any = None
     """the grader's own number for all of them, such as a corpus metric; left out if it gives none, or could not judge
     one of them"""
@@ -450,7 +450,7 @@ class Step(Struct, frozen=True):
     nth: int
     """number among the equal requests of this turn, from 1"""
     response: Any
-    """the answer. That of a tool has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
+    """the answer. A tool's answer has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
     of the eval's `tools` raised, `traceback`, as in `errors.jsonl`; `settled` if the call was cut off and the result
     is what a person said (`happened`) or an error (`error_result`)"""
     usage: Usage

@@ -144,7 +144,7 @@ class RunDir:
         return index
 
     def _remove_leftovers(self) -> None:
-        """Remove what a killed process has left under temporary names."""
+        """Remove temporary files that killed processes have left."""
         for place in ("", "batches/", f"{FOLDER}/*/"):
             for leftover in self.path.glob(f"{place}.*.tmp"):
                 with suppress(OSError):
@@ -159,7 +159,7 @@ class RunDir:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def read_manifest(self) -> Manifest | None:
-        """Read the manifest; None if there is none yet."""
+        """Read the manifest; None if it is not written yet."""
         try:
             data = read_file(self.manifest)
         except FileNotFoundError:
@@ -179,7 +179,7 @@ class RunDir:
         return manifest
 
     def read_metrics(self) -> Metrics | None:
-        """Read the metrics; None if there are none yet. Raises ResultsError if they are damaged."""
+        """Read the metrics; None if they are not written yet. Raises ResultsError if they are damaged."""
         data = self._read(self.metrics, dict[str, Any])
         if data is None:
             return None
@@ -191,7 +191,7 @@ class RunDir:
             raise self._damaged(self.metrics, error) from error
 
     def read_gate(self) -> GateOutcome | None:
-        """Read whether the run met its gate; None without one. Raises ResultsError if that is damaged."""
+        """Read the result of the run's gate; None without a gate. Raises ResultsError if it is damaged."""
         if not self.gate.exists() or not self.finished:
             return None
         from holdfast.store.gate import GateOutcome
@@ -199,8 +199,8 @@ class RunDir:
         return self._read(self.gate, GateOutcome)
 
     def write_gate(self, gate: GateOutcome | None) -> None:
-        """Store whether the run met its gate, if that differs from what is stored; None: it has no gate."""
-        with suppress(ResultsError, VersionError):  # what cannot be read is written again
+        """Store the result of the run's gate, if it has changed; None: the run has no gate."""
+        with suppress(ResultsError, VersionError):  # an unreadable file is written again
             if self.read_gate() == gate:
                 return
         if gate is None:
@@ -224,7 +224,7 @@ class RunDir:
         try:
             lines = read_lines(file, self.results)
             head = next(lines, b"")
-            if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
+            if not head.endswith(b'"trials":[\n'):  # not written by us, with a trial per line
                 from holdfast.store.metrics import Results
 
                 results = self._read(self.results, Results)
@@ -240,7 +240,7 @@ class RunDir:
         except UNREADABLE as error:
             raise self._damaged(self.results, error) from error
         finally:
-            with suppress(OSError):  # of no interest to a reader, who may have stopped reading long ago
+            with suppress(OSError):  # the reader may have stopped long ago and does not care
                 file.close()
 
     def newer(self, manifest: Manifest) -> str | None:

@@ -37,7 +37,7 @@ _STATIC: Final = {
     if path.name.endswith((".js", ".css", ".svg"))
 }
 _PORTS: Final = 100
-"""ports that are tried, from the first one on"""
+"""number of consecutive ports that are tried"""
 
 
 def application(site: Site, rules: AccessRules) -> web.Application:
@@ -149,7 +149,7 @@ def names_of(host: str) -> frozenset[str]:
 
 
 async def serve(site: Site, rules: AccessRules, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Answer requests until a signal ends it, also while pages follow a run."""
+    """Answer requests until a signal ends the server, even while pages follow a run."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     runner = web.AppRunner(application(site, rules), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
