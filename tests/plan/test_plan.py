@@ -133,7 +133,7 @@ class TestDryRun:
         plan = lab.plan()
         assert (plan["finished"], plan["to_grade"], plan["to_run"]) == (0, ROWS, 0)
 
-    def test_with_a_baseline_it_plans_both(self, ran: Lab) -> None:
+    def test_an_eval_with_a_baseline_has_a_plan_for_both(self, ran: Lab) -> None:
         lab = ran
         lab.spec["baseline"] = {"model": "other-model"}
         plan = lab.plan()

@@ -410,7 +410,7 @@ class TestAcceptingDrift:
         assert again.work == (0, {}) and again.run == first.run
         assert (first.run / "manifest.json").read_bytes() == manifest
 
-    def test_without_it_everything_runs(self, drifted: Lab) -> None:
+    def test_an_eval_without_accept_drift_runs_everything(self, drifted: Lab) -> None:
         drifted.eval("--accept-drift")
         assert drifted.eval().asked == ROWS
 

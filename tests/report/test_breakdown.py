@@ -292,7 +292,7 @@ class TestCompare:
         assert data["by"]["subject"]["values"]["algebra"][0]["difference"] == 0.5
         assert data["by"]["subject"]["only_second"] == ["zoology"]
 
-    def test_without_by_nothing_is_said_of_it(self, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def test_a_report_without_by_does_not_mention_it(self, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
         runs = [finished_run(tmp_path / name, answers) for name, answers in (("a", ANSWERS), ("b", ANSWERS))]
         (data,) = json.loads(command(monkeypatch, capsys, tmp_path, "compare", *runs, "--json").out)
         assert "by" not in data

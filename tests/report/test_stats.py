@@ -53,7 +53,7 @@ def test_single_trials_give_wilsons_interval_over_the_samples(passes_and_total: 
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
-def test_without_clusters_the_standard_error_is_that_of_a_mean(scores: Any) -> None:
+def test_the_standard_error_without_clusters_is_scipys(scores: Any) -> None:
     result = estimate(scores, [1] * len(scores), proportion=False)
     assert result.mean == pytest.approx(numpy.mean(scores))
     assert result.stderr == pytest.approx(stats.sem(scores), abs=1e-9)

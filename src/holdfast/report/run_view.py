@@ -55,7 +55,7 @@ class GradedTrial(NamedTuple):
     """A finished trial with its row and its verdicts."""
 
     fields: dict[str, Any]
-    """the row; empty where the dataset no longer has it"""
+    """the row; empty if the dataset no longer has it"""
     output: Output
     grades: list[Grade]
     """checkpoints' first, by turn; without graders that do not look at the row"""
@@ -96,7 +96,7 @@ class RowRef(NamedTuple):
     """0 without a sample: only the output has the number"""
     key: str
     ref: OutputRef | None
-    """None where there is no output"""
+    """None without an output"""
     error: str = ""
     """why its last attempt failed, of a trial without an output"""
 

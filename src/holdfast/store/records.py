@@ -466,7 +466,7 @@ class Step(Struct, frozen=True):
 Record = Output | Grade | ErrorRecord | Step
 
 KEY_PLACE: Final = slice(8, 47)
-"""Where the key is in a line of each journal: it is the first field, and a digest. Lines are found by it."""
+"""The place of the key in a line of each journal: the first field, a digest, by which lines are found."""
 
 _encoder = Encoder()
 
