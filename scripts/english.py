@@ -37,7 +37,8 @@ IDIOMS: Final = (
     r"\b(?:left|leaves?|stands?) alone\b",
     r"\bthere (?:is|are) none\b",
     r"\b(?:has|have|had) none of\b",
-    r"\bwhere(?=,| (?:to|is|are|was|were|do|does|things)\b)",
+    r"\bwhere(?=$|,|: | (?:to|is|are|was|were|do|does|things)\b| \d+ is\b)",
+    r"""^["'][\w./]+["']$""",
 )
 """regular expressions of phrases that are plain English after all"""
 

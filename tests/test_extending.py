@@ -177,13 +177,13 @@ class TestAgents:
         program.chmod(0o755)
         return {"type": "cook", "command": [str(program)], "model": "m", "base_url": provider.base_url}
 
-    def test_its_model_calls_are_recorded_and_the_trial_has_its_key(self, evaluate: Any, cook: Any) -> None:
+    def test_model_calls_of_an_agent_are_recorded_and_the_trial_has_its_key(self, evaluate: Any, cook: Any) -> None:
         run = evaluate(target=cook, samples=[{"id": "a", "q": "soup"}], graders=[])
         (output,) = [json.loads(line) for line in (run.path / "outputs.jsonl").read_text().splitlines()]
         assert output["output"].endswith(output["key"])
         assert run.metrics.usage.requests == 1 and (run.path / "steps.jsonl").exists()
 
-    def test_its_own_limit_is_scored_if_the_eval_says_so(self, evaluate: Any, cook: Any) -> None:
+    def test_a_limit_of_an_agent_is_scored_if_the_eval_says_so(self, evaluate: Any, cook: Any) -> None:
         rows = [{"id": "a", "q": "soup"}, {"id": "b", "q": "late"}]
         run = evaluate(target=cook, samples=rows, graders=[], limits={"on_limit": "score"})
         outputs = [json.loads(line) for line in (run.path / "outputs.jsonl").read_text().splitlines()]

@@ -120,6 +120,17 @@ def test_names_say_what_they_hold() -> None:
     assert bound == []
 
 
+def test_names_of_tests_have_a_subject() -> None:
+    """A name that begins with a pronoun says nothing in a list of failures."""
+    pronouns = re.compile(r"def (test_(?:it|so|they|those|these|this|that|one|and|then)_\w+)")
+    vague = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in pronouns.findall(path.read_text())
+    ]
+    assert vague == []
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_packages_of_cluster_import_one_way(room: str) -> None:
     """Names for the type checker count, too."""

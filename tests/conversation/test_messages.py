@@ -239,7 +239,7 @@ class TestConversations:
         [output] = lines(run.path / "outputs.jsonl")
         assert output["opening"] == 3 and output["turns"] == 1
 
-    def test_in_the_eval_file_are_templates(self, folder: Path, served: Judges) -> None:
+    def test_messages_in_the_eval_file_are_templates(self, folder: Path, served: Judges) -> None:
         messages = [
             {"role": "assistant", "content": "I am {{ who }}."},
             {"role": "user", "content": "And {{ you }}?"},

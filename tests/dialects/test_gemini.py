@@ -56,7 +56,7 @@ def test_calls_without_ids_get_ids_in_the_conversation_but_not_in_requests() -> 
     assert [part["functionResponse"].keys() for part in answers["parts"]] == [{"name", "response"}] * 2
 
 
-def test_without_reasoning_nothing_of_it_goes_back() -> None:
+def test_no_reasoning_goes_back_if_the_history_excludes_it() -> None:
     message = DIALECT.read(WIRE.whole(CALLS, ASKED)).message
     body = encode(USER, message, *results(message), reasoning_history="none")
     signatures = [part.get("thoughtSignature") for part in body["contents"][1]["parts"]]

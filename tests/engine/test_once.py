@@ -505,7 +505,7 @@ def test_several_calls_of_a_trial_are_settled_one_by_one(lab: Lab) -> None:
     assert sorted(ordered(lab)) == ["milk", "tea", "tea"]
 
 
-def test_one_decision_makes_all_calls_of_a_trial_that_were_cut_off(lab: Lab) -> None:
+def test_a_single_decision_makes_all_calls_of_a_trial_that_were_cut_off(lab: Lab) -> None:
     agent(lab, SIDE_BY_SIDE)
     lab.eval(env={"DIE": "1"}, check=-9)
     (lab.folder / "orders.txt").unlink()

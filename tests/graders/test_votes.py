@@ -121,7 +121,7 @@ class TestPanels:
         names = {grade["grader"] for grade in lines(run.path / "grades.jsonl")}
         assert names == {"panel/a", "panel/a#2", "panel/a#3"}
 
-    def test_one_judge_who_votes_once_is_an_ordinary_grader(self, tmp_path: Path) -> None:
+    def test_a_single_judge_who_votes_once_is_an_ordinary_grader(self, tmp_path: Path) -> None:
         plain = load(tmp_path, graders=[{"type": "prompt", "rubric": "r", "model": "a"}])
         alone = load(tmp_path, graders=[{"type": "prompt", "rubric": "r", "model": ["a"]}])
         assert [grader.identity() for grader in plain.graders] == [grader.identity() for grader in alone.graders]

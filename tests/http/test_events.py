@@ -55,7 +55,7 @@ def test_events_equal_the_standards_read_line_by_line(parts: Parts) -> None:
     assert [(event.name, b"\n".join(event.data)) for event in parse(text) if event.data] == expected
 
 
-def test_one_huge_line_in_small_pieces_is_parsed_in_linear_time() -> None:
+def test_a_huge_line_in_small_pieces_is_parsed_in_linear_time() -> None:
     parser = EventParser()
     piece = b"x" * 16
     parser.feed(b"data: ")

@@ -384,7 +384,7 @@ def test_variables_that_code_reads_count_where_they_are_named_and_are_stored_now
     assert project.work() == ALL
     stored = [path for path in project.folder.rglob("*") if path.is_file() and path.name != "outputs.jsonl"]
     kept = [path for path in stored if b"secret-" in path.read_bytes()]
-    assert {path.name for path in kept} <= {"results.json"}, "only where the agent itself has said it"
+    assert {path.name for path in kept} <= {"results.json"}, "the agent itself has said it"
 
 
 @pytest.mark.parametrize(

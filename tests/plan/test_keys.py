@@ -210,7 +210,7 @@ unusual = st.fixed_dictionaries(
 class TestKeysOfOneRow:
     @settings(max_examples=30)
     @given(st.lists(unusual, min_size=1, max_size=3), st.lists(unusual, max_size=3))
-    def test_they_do_not_depend_on_the_other_rows(
+    def test_keys_do_not_depend_on_the_other_rows(
         self, tmp_path_factory: pytest.TempPathFactory, some: Any, more: Any
     ) -> None:
         folder = tmp_path_factory.getbasetemp() / "others"

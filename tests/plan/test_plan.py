@@ -52,7 +52,7 @@ def edit_agent(lab: Lab, *files: str) -> None:
 
 
 class TestDryRun:
-    def test_it_writes_nothing_and_makes_no_request(self, lab: Lab) -> None:
+    def test_a_dry_run_writes_nothing_and_makes_no_request(self, lab: Lab) -> None:
         lab.write()
         before = tree(lab.folder)
         done = lab.do("eval", "e.yaml", "--dry-run")
@@ -70,7 +70,7 @@ class TestDryRun:
             assert done.asked == 0
             assert tree(lab.folder) == before
 
-    def test_it_never_runs_the_users_code(self, lab: Lab) -> None:
+    def test_a_dry_run_never_runs_the_users_code(self, lab: Lab) -> None:
         lab.use_agent()
         lab.spec["graders"] = [{"type": "python", "name": "g", "function": "grade.py:grade"}]
         body = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -83,13 +83,13 @@ class TestDryRun:
         lab.eval()
         assert len(list(lab.folder.rglob("*.ran"))) == 3, "as running does"
 
-    def test_it_shows_the_compiled_eval(self, lab: Lab) -> None:
+    def test_a_dry_run_shows_the_compiled_eval(self, lab: Lab) -> None:
         lab.write()
         shown = lab.do("eval", "e.yaml", "--dry-run", "target.params.temperature=0.7", "--limit", 3).out
         assert re.search(r"temperature: 0.7", shown) and re.search(r"limit: 3", shown)
         assert "3 trials of 3 samples: 3 to run" in shown
 
-    def test_it_reports_that_everything_is_finished(self, ran: Lab) -> None:
+    def test_a_dry_run_reports_that_everything_is_finished(self, ran: Lab) -> None:
         lab, (run,) = ran, ran.runs.glob("e/*/")
         shown = lab.do("eval", "e.yaml", "--dry-run").out
         assert f"run: {run.relative_to(lab.folder)} (finished)" in shown
@@ -133,7 +133,7 @@ class TestDryRun:
         plan = lab.plan()
         assert (plan["finished"], plan["to_grade"], plan["to_run"]) == (0, ROWS, 0)
 
-    def test_with_a_baseline_it_plans_both(self, ran: Lab) -> None:
+    def test_an_eval_with_a_baseline_has_a_plan_for_both(self, ran: Lab) -> None:
         lab = ran
         lab.spec["baseline"] = {"model": "other-model"}
         plan = lab.plan()
@@ -175,7 +175,7 @@ class TestReasons:
         ],
         ids=lambda value: None if callable(value) else "; ".join(value),
     )
-    def test_they_name_what_changed(self, ran: Lab, change: Any, reasons: list[str]) -> None:
+    def test_reasons_name_what_changed(self, ran: Lab, change: Any, reasons: list[str]) -> None:
         change(ran)
         assert ran.plan()["reasons"] == reasons
         assert f"({'; '.join(reasons)})" in ran.eval().err
@@ -202,7 +202,7 @@ class TestReasons:
             (["agent.py", "tools/answers.py"], "agent.py and tools/answers.py changed"),
         ],
     )
-    def test_they_name_the_files_of_code_that_changed(self, lab: Lab, files: list[str], reason: str) -> None:
+    def test_reasons_name_the_files_of_code_that_changed(self, lab: Lab, files: list[str], reason: str) -> None:
         lab.use_agent()
         lab.eval()
         edit_agent(lab, *files)
@@ -314,7 +314,7 @@ class TestRubbishInTheRunsDirectory:
 
 
 class TestFingerprintsOfCode:
-    """Counted by the plan alone: nothing of this is ever imported."""
+    """The plan only reads these files and never imports them."""
 
     FILES = {  # noqa: RUF012 - read only
         "agent.py": "from pkg import inner\nimport space.deep.leaf\nfrom circle import one\ndef reply(): ...\n",

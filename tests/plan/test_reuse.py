@@ -410,7 +410,7 @@ class TestAcceptingDrift:
         assert again.work == (0, {}) and again.run == first.run
         assert (first.run / "manifest.json").read_bytes() == manifest
 
-    def test_without_it_everything_runs(self, drifted: Lab) -> None:
+    def test_an_eval_without_accept_drift_runs_everything(self, drifted: Lab) -> None:
         drifted.eval("--accept-drift")
         assert drifted.eval().asked == ROWS
 
@@ -552,7 +552,7 @@ class TestADatasetThatChangesUnderTheEval:
         ],
         ids=["appended", "a row to come edited", "a row that is done edited", "cut"],
     )
-    def test_it_stops_with_a_message_and_the_next_command_reuses_the_outputs(
+    def test_the_run_stops_with_a_message_and_the_next_command_reuses_the_outputs(
         self, lab: Lab, slow: Server, change: Any
     ) -> None:
         process = self.begin(lab, slow)

@@ -96,7 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 def folder(finished: Path, tmp_path: Path) -> Folder:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     folder = Folder(tmp_path)
-    if "HOLDFAST_INDEX_BYTES" in os.environ:  # the cached index is that of the files that were copied
+    if "HOLDFAST_INDEX_BYTES" in os.environ:  # the cached index belongs to the original files
         (folder.runs[0] / "metrics.json").unlink()
         folder.eval()
         assert folder.asked() == 0

@@ -57,7 +57,7 @@ class TestReport:
             "(none)": (2, 1.0),
         }
         assert subjects["algebra"]["overall"]["passed"] == 1
-        assert "threshold" not in subjects["algebra"]["metrics"]["correct"], "those of the whole run hold"
+        assert "threshold" not in subjects["algebra"]["metrics"]["correct"], "the whole run's thresholds hold"
 
     def test_a_value_has_the_same_numbers_as_a_run_of_its_rows_alone(self, tmp_path: Path) -> None:
         scores = {f"s{number}": [str(number % 5 / 4), str(number % 3 / 2)] for number in range(12)}
@@ -292,7 +292,7 @@ class TestCompare:
         assert data["by"]["subject"]["values"]["algebra"][0]["difference"] == 0.5
         assert data["by"]["subject"]["only_second"] == ["zoology"]
 
-    def test_without_by_nothing_is_said_of_it(self, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def test_a_report_without_by_does_not_mention_it(self, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
         runs = [finished_run(tmp_path / name, answers) for name, answers in (("a", ANSWERS), ("b", ANSWERS))]
         (data,) = json.loads(command(monkeypatch, capsys, tmp_path, "compare", *runs, "--json").out)
         assert "by" not in data

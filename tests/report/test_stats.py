@@ -43,7 +43,7 @@ def test_wilson_holds_its_proportion_and_stays_inside(share: Any, count: Any) ->
 
 
 @given(counts)
-def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(passes_and_total: Any) -> None:
+def test_single_trials_give_wilsons_interval_over_the_samples(passes_and_total: Any) -> None:
     passes, total = passes_and_total
     sums = [1.0] * passes + [0.0] * (total - passes)
     mean, low, high, _, method = estimate(sums, [1] * total, proportion=True)
@@ -53,7 +53,7 @@ def test_one_trial_per_sample_gives_wilsons_interval_over_the_samples(passes_and
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40))
-def test_without_clusters_the_standard_error_is_that_of_a_mean(scores: Any) -> None:
+def test_the_standard_error_without_clusters_is_scipys(scores: Any) -> None:
     result = estimate(scores, [1] * len(scores), proportion=False)
     assert result.mean == pytest.approx(numpy.mean(scores))
     assert result.stderr == pytest.approx(stats.sem(scores), abs=1e-9)

@@ -91,7 +91,7 @@ def test_any_byte_may_change_and_the_file_may_end_anywhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "database", "folder"])
-def test_what_another_program_wrote_is_left_as_it_is(path: Path, kind: str) -> None:
+def test_the_file_of_another_program_is_left_unchanged(path: Path, kind: str) -> None:
     path.parent.mkdir()
     if kind == "folder":
         path.mkdir()

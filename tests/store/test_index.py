@@ -34,7 +34,7 @@ EXAMPLES = 40
 
 
 def contents(index: RunIndex) -> Any:
-    """Return what an index says: where each output and verdict is, how often trials failed, and what was spent."""
+    """Return an index's content: the places of outputs and verdicts, the failures of trials, and the usage."""
     outputs = {key: (str(ref.line.path), ref.line.offset) for key, ref in outputs_in(index).items()}
     verdicts = {name: (ref.status, ref.score, ref.time) for name, ref in verdicts_in(index).items()}
     spent = index.spent()

@@ -1,4 +1,4 @@
-"""Lines, journal and index: what was written comes back in order, and what was damaged is noticed and alone is lost."""
+"""Lines, journal and index: lines come back in order; damage is noticed, and only damaged lines are lost."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ class TestDamage:
         append(tmp_path, [("outputs", third)])
         assert (tmp_path / "outputs.jsonl").read_bytes() == to_line(first) + to_line(third)
 
-    def test_what_is_set_aside_is_added_to_and_never_replaced(self, tmp_path: Path) -> None:
+    def test_later_damage_is_appended_to_what_was_set_aside(self, tmp_path: Path) -> None:
         for noise in (b"one\n", b"two\n"):
             with (tmp_path / "grades.jsonl").open("ab") as file:
                 file.write(noise)
@@ -347,7 +347,7 @@ class TestASecondWriter:
 
         return asyncio.run(main()), path.read_bytes(), (first, others, late)
 
-    def test_its_lines_are_never_cut_off(self, tmp_path: Path) -> None:
+    def test_lines_of_another_writer_are_never_cut_off(self, tmp_path: Path) -> None:
         fault, content, (first, others, _) = self.meets(tmp_path)
         assert fault.kind == "lease_lost" and "None of its work was touched" in str(fault)
         assert content.startswith(first + others)
@@ -368,8 +368,8 @@ class TestASecondWriter:
         asyncio.run(main())
         assert [fault.kind for fault in faults] == ["lease_lost"] and not list(tmp_path.iterdir())
 
-    def test_after_a_failed_sync_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The lines to cut back are our own last ones only as long as nobody has written behind them."""
+    def test_a_failed_sync_cuts_off_no_lines_of_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last lines are our own only while nobody else has appended any."""
         path = tmp_path / "outputs.jsonl"
         ours, others = map(to_line, numbered(2))
 

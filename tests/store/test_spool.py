@@ -33,7 +33,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", open_full)
 
 
-def test_what_was_written_is_read_again_from_memory_and_from_a_file() -> None:
+def test_bytes_are_read_back_from_memory_and_from_a_file() -> None:
     for data in (b"few", LARGE):
         with Spool() as spool:
             spool.write(data)

@@ -382,7 +382,7 @@ class TestRuns:
         assert provider.stats()["most_active"] == 5
         assert all(output["usage"]["requests"] == 8 for output in kept(run_dir(tmp_path)))
 
-    def test_one_and_four_workers_make_the_same_rows_and_numbers(self, tmp_path: Path, provider: Server) -> None:
+    def test_the_number_of_workers_changes_no_rows_or_numbers(self, tmp_path: Path, provider: Server) -> None:
         rows = [
             {"id": f"s{number}", "context": f"Row {number}", "endings": [" a", " bb", " ccc"], "answer": number % 3}
             for number in range(60)

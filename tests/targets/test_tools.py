@@ -103,7 +103,7 @@ def test_a_google_docstring_and_the_signature_say_what_a_tool_takes() -> None:
     assert tags["description"] == "any of: sun, rain"
 
 
-def test_a_sphinx_docstring_says_it_too() -> None:
+def test_a_sphinx_docstring_describes_parameters() -> None:
     offer = function_tool(sphinx, "record", "here").definition()["function"]
     assert offer["description"] == "Forecast the weather."
     properties = offer["parameters"]["properties"]

@@ -64,7 +64,7 @@ class WriteGrade(NamedTuple):
     score: float | None
     time: int | None
     valid: bool
-    """the key is that of the present grader"""
+    """the key belongs to the current grader"""
     name: str
     """at that time"""
 

@@ -101,7 +101,7 @@ def _trials(view: RunView) -> Iterator[tuple[tuple[str, int], Any]]:
 
 
 def same(actual: dict[Any, Any], wanted: dict[Any, Any]) -> bool:
-    """Compare without the texts of errors of the same time in several files, whose order is that of the files."""
+    """Compare all but the texts of errors: simultaneous errors in several files have no order of their own."""
     assert {key: row[:-1] for key, row in actual.items()} == {key: row[:-1] for key, row in wanted.items()}
     assert {key: bool(row[-1]) for key, row in actual.items()} == {key: bool(row[-1]) for key, row in wanted.items()}
     return True

@@ -114,7 +114,7 @@ def test_three_runs_are_a_grid_and_evals_and_targets_another(site: Viewer, runs:
         (["one", "ffffffff"], "no run &#39;ffffffff&#39;"),
     ],
 )
-def test_what_cannot_be_compared_is_explained(
+def test_the_page_explains_why_runs_cannot_be_compared(
     site: Viewer, runs: dict[str, str], runs_of: list[str], message: str
 ) -> None:
     answer = site.get("/compare/" + "/".join(runs.get(name, name) for name in runs_of))

@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (path / "e.yaml").write_text(json.dumps(spec))
     holdfast("eval", "e.yaml", "--accept-errors", cwd=path)
-    with server() as running:  # the name of a target is that of its model
+    with server() as running:  # a target is named after its model
         holdfast("eval", write_eval(path / "other", running.base_url, rows=1), "--model", ATTRIBUTE + TAG, cwd=path)
     return path
 
@@ -121,7 +121,7 @@ def test_lists_and_numbers_show_hostile_names_as_text(browser: Browser, shown: V
 def test_a_trial_shows_hostile_text_raw_and_rendered(browser: Browser, shown: Viewer) -> None:
     run = run_of(shown)
     with opened(browser, shown) as page:
-        as_markdown = product(["broken" + TAG, SCRIPT], ["?text=markdown"])  # the text is that of all others
+        as_markdown = product(["broken" + TAG, SCRIPT], ["?text=markdown"])  # all samples have the same text
         for sample, text in [*product(SAMPLES, [""]), *as_markdown]:
             page.goto(f"{shown.base}/run/{run}/trial/{quote(sample, safe='')}/1{text}")
             content = page.locator("main").inner_text()

@@ -71,7 +71,7 @@ def events(connection: http.client.HTTPConnection, shown: Viewer, path: str) -> 
 
 
 def files_of(run: Path) -> dict[str, tuple[int, int]]:
-    """Return name, size and time of everything in a run directory and beside it."""
+    """Return the size and time of every file in a run directory and next to it, by path."""
     paths = [*run.rglob("*"), *run.parent.iterdir()]
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 

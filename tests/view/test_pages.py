@@ -55,14 +55,14 @@ def name_of(run: Path) -> str:
 
 
 def run_page(shown: Viewer, run: Path) -> str:
-    """Return the page of a run once its trials have been counted, which goes on beside the pages."""
+    """Return the page of a run once its trials have been counted in the background."""
     address = f"/run/{name_of(run)}"
     wait_for(lambda: shown.json(f"{address}.json")["overview"]["funnel"] is not None, "the trials to be counted")
     return shown.get(address).text
 
 
 class TestRun:
-    def test_its_numbers_are_those_of_the_report(self, shown: Viewer, runs: dict[str, Path]) -> None:
+    def test_the_numbers_of_a_run_match_its_report(self, shown: Viewer, runs: dict[str, Path]) -> None:
         run = runs["endurance"]
         text = run_page(shown, run)
         page = shown.json(f"/run/{name_of(run)}.json")
@@ -166,7 +166,7 @@ class TestTrial:
         assert "judge judge-model · $0.0001" in page.text and "the judge's words" in page.text
         assert '"reason": "as told"' in page.text
 
-    def test_its_json_is_the_timeline(self, shown: Viewer, runs: dict[str, Path]) -> None:
+    def test_the_json_of_a_trial_is_its_timeline(self, shown: Viewer, runs: dict[str, Path]) -> None:
         for sample in ("tea", "milk", "salt", "broken"):
             page = shown.json(f"/run/{name_of(runs['shop'])}/trial/{sample}/1.json")
             view = RunView(RunDir(runs["shop"]))
@@ -188,12 +188,12 @@ class TestTrial:
         assert answer.text + "\n" in (runs["shop"] / "outputs.jsonl").read_text()
 
     @pytest.mark.parametrize("address", ["trial/nobody/1", "trial/tea/2", "trial/tea/0", "trial/broken/1/line"])
-    def test_there_is_no_other_trial(self, shown: Viewer, runs: dict[str, Path], address: str) -> None:
+    def test_an_unknown_trial_is_not_found(self, shown: Viewer, runs: dict[str, Path], address: str) -> None:
         assert shown.get(f"/run/{name_of(runs['shop'])}/{address}").status == 404
 
 
 class TestFiles:
-    def test_they_are_matches_by_digest_alone(self, shown: Viewer, runs: dict[str, Path]) -> None:
+    def test_files_are_found_only_by_their_digest(self, shown: Viewer, runs: dict[str, Path]) -> None:
         run = name_of(runs["shop"])
         for address in (f"{'0' * 32}", "../manifest.json", "ab/cd", "manifest.json", f"{'g' * 32}"):
             assert shown.get(f"/files/{run}/{address}").status == 404
@@ -209,7 +209,7 @@ class TestFiles:
         finally:
             link.unlink()
 
-    def test_what_is_not_text_is_downloaded(self, shown: Viewer, runs: dict[str, Path]) -> None:
+    def test_files_that_are_not_text_are_downloaded(self, shown: Viewer, runs: dict[str, Path]) -> None:
         run = runs["shop"]
         digest = "dd" + "1" * 30
         path = run / "files" / "dd" / ("1" * 30)

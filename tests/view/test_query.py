@@ -220,7 +220,7 @@ def test_a_list_in_a_row_fulfils_what_one_of_its_items_does(columns: Columns) ->
         ("correct:wrong", 8, "`wrong` is not a status"),
         ("failed or", 9, "`or` needs a condition after it"),
         ("or failed", 0, "`or` needs a condition before it"),
-        ("seconds>soon", 8, "`seconds` is compared with a number, and `soon` is none"),
+        ("seconds>soon", 8, "`seconds` is a number and cannot be compared with `soon`"),
         ("passed corect:failed", 7, "the run has no grader `corect` (did you mean 'correct'?)"),
         ("passed lvel=hard", 7, "no row has a field `lvel` (did you mean 'level'?)"),
         ("(" * 60 + "failed" + ")" * 60, 51, "too many parentheses or minus signs inside each other"),

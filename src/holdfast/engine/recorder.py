@@ -98,7 +98,7 @@ class Recorder:
             self._inputs.flush()
 
     def verdicts(self, key: str) -> dict[VerdictKey, VerdictRef]:
-        """Return the verdicts on a trial: those of earlier processes, and of checkpoints in this one."""
+        """Return a trial's verdicts, from earlier processes and from checkpoints in this process."""
         return {**self._index.verdicts(key), **self._checkpoint_verdicts.get(key, {})}
 
     def forget_verdicts(self, key: str) -> None:

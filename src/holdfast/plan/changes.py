@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.store.manifest import Identity
 
 _SHOWN = 40
-"""values up to this length are shown; of longer ones, only that they changed"""
+"""maximum length of a value that is shown; longer values are only said to have changed"""
 
 
 def format_count(count: int, noun: str) -> str:
@@ -57,7 +57,7 @@ def identity_changes(old: Identity, new: Identity) -> list[str]:
 
 def grader_changes(old: Any, new: Any) -> list[str]:
     """List the differences between two graders' identities; nothing if they are the same grader."""
-    if canonical(old) == canonical(new):  # one may have been read from a file, where a tuple is a list
+    if canonical(old) == canonical(new):  # JSON has no tuples: an identity read from a file has lists
         return []
     (old_code, old_rest), (new_code, new_rest) = _split(old), _split(new)
     files = _files(old_code, new_code)
@@ -133,7 +133,7 @@ def _differences(path: str, old: Any, new: Any, absent: str = "(none)") -> Itera
 
 
 def _is_flat(block: Any) -> bool:
-    """Return True for a block whose keys can be named one by one where an eval has no such block."""
+    """Return True for a block whose keys can be named one by one even if the other eval lacks the block."""
     return isinstance(block, dict) and not any(isinstance(value, dict | list) for value in block.values())
 
 

@@ -2,8 +2,8 @@
 
 To find out which of a million trials are finished, all their keys have to be computed and looked up. The result holds
 for the records of a published index, as long as the rows and the graders are the same: records that came later can only
-finish further trials, unless one of them replaces an output. It also holds for the rows that another run has, which
-borrows from this one. Whatever does not fit is looked up.
+finish further trials, unless one of them replaces an output. It also holds for rows of a run
+that borrows from this one. All other trials are looked up.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NAME: Final = "finished"
 _WIDTH: Final = 16
 """bytes of a row's digest"""
 _MOST_COMPARED: Final = 1 << 17
-"""rows that are matched one by one, between those that are the same at the beginning and at the end"""
+"""maximum number of rows to match one by one, between the common rows at the beginning and at the end"""
 
 
 class _Content(msgspec.Struct):
-    """What a published file is about."""
+    """The state for which a published file is valid."""
 
     index: str
     """name of the index file whose records count"""
@@ -47,7 +47,7 @@ class _Content(msgspec.Struct):
     basis: str
     """digest of everything else that the result depends on"""
     kinds: list[list[Any]]
-    """for each of the different panels: what verdicts of its graders are found by"""
+    """for each panel: the keys by which its graders' verdicts are found"""
 
 
 class _Stored(NamedTuple):
@@ -63,7 +63,7 @@ class _Stored(NamedTuple):
 
 
 def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex, done: bytes) -> None:
-    """Publish which trials are finished by the records of a published index. Verdicts that may change are not."""
+    """Publish which trials are finished according to a published index, unless a verdict may change."""
     if index.published is None or index.has_later_rows or _may_change(work, index) or not done:
         return
     folder, temporary = rundir.path / INDEX, None
@@ -105,7 +105,7 @@ def read_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex) -
 def inherit_finished(survey: Survey, work: Work, lender: RunDir, index: RunIndex) -> bytes:
     """Return a 1 for each trial that is finished in another run, with the same row and verdicts of all graders.
 
-    Empty if nothing is known of it.
+    Empty if nothing is known about that run.
     """
     if index.published is None or _may_change(work, index) or index.replaces_outputs():
         return b""
@@ -139,7 +139,7 @@ def _inherit(survey: Survey, work: Work, stored: _Stored) -> bytes:
 
 
 def _common_rows(old: bytes, new: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield stretches of rows that both datasets have: where they begin in the new and the old one, and how many."""
+    """Yield each stretch of rows that both datasets have: its start in the new and the old dataset, and its length."""
     shorter = min(len(old), len(new)) // _WIDTH
     head = _same_at_start(old, new, shorter)
     tail = _same_at_start(old[::-1], new[::-1], shorter - head)
@@ -154,7 +154,7 @@ def _common_rows(old: bytes, new: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _same_at_start(one: bytes, other: bytes, rows: int) -> int:
-    """Return how many rows are the same at the beginning, of so many at most."""
+    """Return the number of equal rows at the beginning, up to a maximum."""
     low, high = 0, rows
     while low < high:
         middle = (low + high + 1) // 2
@@ -175,7 +175,7 @@ def _read_part(path: Path, name: str) -> bytes:
 
 
 def _signs(work: Work, panel: Panel) -> list[Any]:
-    """Return what the verdicts of a panel's graders are found by, besides the outputs."""
+    """Return the keys, besides the output's, by which the verdicts of a panel's graders are found."""
     slots = [work.slots[number] for number in panel.graders]
     return [[slot.fingerprint, slot.turn, list(slot.measures), slot.reads_row] for slot in slots if not slot.votes]
 

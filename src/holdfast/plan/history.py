@@ -74,7 +74,7 @@ def _other_runs(identity: RunIdentity, rundir: RunDir, runs_dir: Path, alike: in
     for path, brief in others:
         if path in compared or brief.fingerprints["work"] == identity.work.digest:
             other = RunDir(path)
-            with suppress(UsageError), if_present():  # it may be gone by now
+            with suppress(UsageError), if_present():  # the run may be gone by now
                 if (manifest := other.read_manifest()) is not None:
                     yield other, manifest
 
@@ -130,7 +130,7 @@ def plan_with_reuse(
     named_alike = [run for run in candidates if run[1].name == identity.spec.name]
     if not named_alike:
         return borrowed, plan
-    # Where several share as much, the first is the nearest one.
+    # If several share equally much, the first is the nearest.
     nearest = max(
         named_alike, key=lambda run: (plan.lenders.get(run_label(run[0], runs_dir), 0), _likeness(identity, run))
     )
@@ -194,7 +194,7 @@ def _describe(changes: RowChanges, *, unfinished: bool) -> str:
 def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> str:
     """Describe how the rows changed since the nearest run, by that run's keys, so that a new prompt does not matter."""
     decoder, earlier = msgspec.json.Decoder(_First), dict[str, _First]()
-    with suppress(OSError, *UNREADABLE):  # what cannot be read counts as missing below
+    with suppress(OSError, *UNREADABLE):  # an unreadable row counts as missing below
         for path in rundir.journals("outputs"):
             for line in scan(path):
                 if line.sound:
@@ -220,8 +220,8 @@ def _row_changes(identity: RunIdentity, rundir: RunDir, manifest: Manifest) -> s
 def accept_drift(identity: RunIdentity, rundir: RunDir, runs_dir: Path) -> RunIdentity:
     """Keep the keys of the nearest run whose target differs only in its code, which the manifest records.
 
-    If this code has finished a run, there is nothing to accept. A run that it only began does not count: an eval that
-    was started without --accept-drift by mistake can be started again with it.
+    If this code has finished a run, there is nothing to accept. An unfinished run does not count: if --accept-drift
+    was forgotten, the eval can be started again with it.
     """
     if rundir.finished:
         return identity
@@ -260,7 +260,7 @@ def _code(target: dict[str, Any]) -> dict[str, Any]:
 def match_outputs(lender: OtherRun, identity: RunIdentity) -> RunIdentity:
     """Return the identity with which a run's outputs are valid; raise UsageError with the changes if they are not.
 
-    If the eval is that of the run, the identity names the run's directory, wherever that is.
+    If the run belongs to this eval, the identity names the run's directory, wherever that is.
     """
     rundir, manifest = lender
     same_target = _without_code(manifest.identity.target) == _without_code(identity.contents.target)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RunIdentity(msgspec.Struct, frozen=True, dict=True):
-    """An eval whose dataset was read once, with everything that its keys are made of."""
+    """An eval with everything that its keys are made of, after one pass over its dataset."""
 
     spec: Eval
     dataset: Dataset
@@ -54,7 +54,7 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     fingerprints: dict[str, Any]
     """digests of all that defines the run"""
     contents: Identity
-    """the values behind the fingerprints, to explain what changed"""
+    """the fingerprinted values, to explain what changed"""
     id: str
     stamp: tuple[tuple[int, int], ...]
     """of the dataset's files when they were read"""
@@ -64,7 +64,7 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
     """outputs are kept although files that code reads have changed"""
     drift: Drift | None = None
     unknown: tuple[str, ...] = ()
-    """notes of what only running would tell, in a plan"""
+    """notes for a plan about what only a run can find out"""
     run_path: Path | None = None
     """the run directory, if it is known: a run may have been moved"""
 
@@ -250,7 +250,7 @@ def common_files(spec: Eval) -> dict[str, Path | str]:
 
 
 def workspace_identity(spec: Eval) -> dict[str, Any] | None:
-    """Return the part of every generation key that describes the workspace; None if there is none."""
+    """Return the part of every generation key that describes the workspace; None without a workspace."""
     if spec.workspace is None:
         return None
     contents = {
@@ -258,7 +258,7 @@ def workspace_identity(spec: Eval) -> dict[str, Any] | None:
         for name, path in common_files(spec).items()
     }
     block = spec.workspace
-    # Graders see other files with other settings. Those that have their defaults are left out.
+    # Settings change which files graders see. Defaults are left out.
     settings = block.model_dump(include={"ignore", "max_size"}, exclude_defaults=True)
     if "ignore" in settings:
         settings["ignore"] = sorted(set(block.ignore))

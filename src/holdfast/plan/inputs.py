@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Eval
 
 _LARGE: Final = 16 << 20
-"""bytes from which on a file with the same size and time counts as the same"""
+"""minimum size in bytes of a file that is not read again while its size and time stay the same"""
 
 
 class InputState(NamedTuple):
-    """What has changed since a run, of the files that its code read."""
+    """Changes since a run in the files that its code read."""
 
     parts: Mapping[str, str]
     """by part, `target` or a grader: the reason, in words"""
@@ -48,7 +48,7 @@ _FRESH: Final = InputState({}, {}, [])
 
 
 def stale_parts(rundir: RunDir, identity: RunIdentity) -> InputState:
-    """Return what is stale in a run."""
+    """Return the stale parts of a run."""
     if not identity.code:
         return _FRESH
     inputs = read_inputs(rundir)
@@ -87,7 +87,7 @@ def extend_sources(sources: set[str], read: Input) -> None:
 
 
 def choose_run(identity: RunIdentity, runs_dir: Path) -> RunIdentity:
-    """Return the identity with the directory whose records count: another one than usual if these are stale."""
+    """Return the identity with the directory whose records count: a different directory if the usual one is stale."""
     own = identity.directory(runs_dir)
     stale = stale_parts(own, identity)
     if not stale.parts:
@@ -126,9 +126,9 @@ def is_excluded(path: str, spec: Eval) -> bool:
 
 
 def digest_now(path: Path, recorded: Input | None = None) -> str | None:
-    """Return the digest of a file as it is now; None if there is none.
+    """Return the current digest of a file; None if the file does not exist.
 
-    A large file is not read again if its size and time are those that were recorded.
+    A large file is not read again if its size and time have not changed.
     """
     try:
         status = path.stat()

@@ -1,4 +1,4 @@
-"""Keys: what can change a result is in its key, and nothing else is.
+"""Keys: the key of a result covers everything that can change the result, and nothing else.
 
 generation key   what the target sees of the sample, the conversation, the target, the trial number
 verdict          on an output: the grader, and the digest of what it judged (what was said, and the row, if the grader
@@ -48,5 +48,5 @@ def set_digest(outputs: Iterable[tuple[str, str]]) -> str:
 
 
 def run_id(name: str, parts: Mapping[str, Any]) -> str:
-    """Eight hex digits that stand for all that defines a run."""
+    """Return eight hex digits that identify everything that defines a run."""
     return digest({"name": name, "parts": parts}).removeprefix("sha256:")[:8]

@@ -80,11 +80,11 @@ class Slot(NamedTuple):
     threshold: float | None
     """None: the grader decides whether an output passes"""
     measures: tuple[Measure, ...] = ()
-    """what the grader looks at beside the conversation"""
+    """what the grader looks at besides the conversation"""
     reads_row: bool = False
     """the grader sees more of the row than the target does"""
     votes: tuple[int, ...] = ()
-    """the slots whose verdicts it combines, instead of having one of its own"""
+    """the slots whose verdicts this slot combines, instead of having its own verdict"""
     combine: Combine = "mean"
 
     def fails(self, status: GradeStatus, score: float | None) -> bool:
@@ -106,7 +106,7 @@ class Work(msgspec.Struct, frozen=True):
     """of conversation and target"""
     trials: int
     slots: tuple[Slot, ...]
-    """the graders: checkpoints' in the order of their turns, then those at the end"""
+    """the graders: first the checkpoints' in the order of turns, then the final ones"""
 
     @classmethod
     def of_run(cls, manifest: Manifest, slots: tuple[Slot, ...] = ()) -> Work:
@@ -191,9 +191,9 @@ class Work(msgspec.Struct, frozen=True):
         )
 
     def fits(self, ref: OutputRef, row: str | None = None) -> bool:
-        """Return True if an output is valid here: one that a checkpoint stopped, only while that is unchanged.
+        """Return True if an output is valid here. If a checkpoint stopped it, the checkpoint must be unchanged.
 
-        `row` is that of the sample as it is now, for an output of another run: the checkpoint may have read it.
+        For an output of another run, `row` is the sample's current row: the checkpoint may have read it.
         """
         if ref.stopped_by is None:
             return True
@@ -203,7 +203,7 @@ class Work(msgspec.Struct, frozen=True):
         return ref.stopped_by == self.stop_digest(len(ref.marks) or 1)
 
     def drop_unfit(self, index: RunIndex) -> None:
-        """Let outputs that are no longer valid not count, so that their trials run again."""
+        """Discount outputs that are no longer valid, so that their trials run again."""
         for key, ref in index.stopped_outputs():
             if not self.fits(ref):
                 index.drop_output(key, ref)
@@ -229,22 +229,22 @@ class Plan(msgspec.Struct, frozen=True):
     samples: int
     trials: int
     finished: int
-    """complete, with the records of this run"""
+    """complete with this run's own records"""
     to_grade: int
     """have an output but lack verdicts"""
     to_run: int
     reused: int = 0
-    """complete, with records of other runs"""
+    """complete with records of other runs"""
     lenders: Mapping[str, int] = {}
-    """how many outputs come from which other run"""
+    """number of outputs by the run that they come from"""
     reasons: tuple[str, ...] = ()
-    """what changed against the nearest earlier run"""
+    """changes since the nearest earlier run"""
     begun: int = 0
-    """how many of those to run have recorded calls, from which they continue"""
+    """number of trials to run that continue from recorded calls"""
     uncertain: int = 0
-    """how many of those to run wait for a person, since a call that must not happen twice was cut off"""
+    """number of trials to run that wait for a person, since a call that must not happen twice was cut off"""
     done: bytes = b""
-    """a 1 for each trial that is finished here, in the dataset's order; empty if there is none"""
+    """a 1 for each trial that is finished here, in the dataset's order; empty if no trial is finished"""
 
     @property
     def total(self) -> int:
@@ -275,7 +275,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class TrialRecords(NamedTuple):
-    """What an index has of a trial."""
+    """A trial's records in an index."""
 
     number: int
     """of the trial, in the dataset's order"""
@@ -285,7 +285,7 @@ class TrialRecords(NamedTuple):
 
 
 def look_up(survey: Survey, work: Work, index: RunIndex, numbers: Sequence[int]) -> Iterator[TrialRecords]:
-    """Look up trials in an index, many at a time; yield them in the order of their numbers, which are given."""
+    """Look up trials by number in an index, many at a time; yield them in the order of the numbers."""
     for start in range(0, len(numbers), _AT_ONCE):
         some = numbers[start : start + _AT_ONCE]
         keys = work.packed_keys(survey, some)
@@ -361,7 +361,7 @@ def check_sample(sample: Sample, survey: Survey, position: int) -> Sample:
 
 
 def check_rows(dataset: Dataset, survey: Survey) -> None:
-    """Raise Fault if the rows of a dataset are not those of its survey."""
+    """Raise Fault if the rows of a dataset differ from its survey."""
     position = -1
     for position, sample in enumerate(dataset):
         check_sample(sample, survey, position)
@@ -372,7 +372,7 @@ def check_rows(dataset: Dataset, survey: Survey) -> None:
 def find_pending(
     sample: Sample, panel: Panel, work: Work, index: RunIndex, numbers: Iterable[int]
 ) -> Iterator[PendingTrial]:
-    """Yield those trials of a sample that are unfinished. `numbers` are the trials', in the dataset's order."""
+    """Yield the unfinished trials of a sample. `numbers` are the trials' numbers in the dataset's order."""
     for number in numbers:
         trial = number % work.trials + 1
         key = work.key(sample.asked, trial)

@@ -1,4 +1,4 @@
-"""The numbers of a run in progress, for whoever shows them."""
+"""The numbers of a run in progress, for displays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """Kept by the engine, read by displays."""
+    """The counts of a run in progress: the engine updates them, displays read them."""
 
     plan: Plan
     spent: Spent
@@ -113,7 +113,7 @@ class Progress(msgspec.Struct):
         self._at_work += 1
 
     def end_work(self) -> None:
-        """End what `begin_work` began."""
+        """Stop counting time that `begin_work` began to count."""
         self._at_work -= 1
         if not self._at_work:
             self._busy += time.monotonic() - self._busy_since
@@ -151,7 +151,7 @@ class Progress(msgspec.Struct):
 
     @property
     def busy(self) -> bool:
-        """True while a trial or a grade is at work; one that waits for a batch is not."""
+        """True while a trial or a grade is at work, not only waiting for a batch."""
         return self._at_work > 0
 
     @property
@@ -166,12 +166,12 @@ class Progress(msgspec.Struct):
 
     @property
     def remaining(self) -> Plan:
-        """The plan for what is not finished."""
+        """The plan for the unfinished trials."""
         plan = self.plan
         return Plan(plan.samples, plan.trials, self.graded, self.outputs - self.graded, plan.total - self.outputs)
 
     def mark(self) -> None:
-        """Note the counts of this moment, from which rates are computed."""
+        """Note the current counts, from which rates are computed."""
         now = time.monotonic()
         if not self._marks or now - self._marks[-1].time >= 0.5:
             self._marks.append(_Mark(now, self.outputs, self.graded))

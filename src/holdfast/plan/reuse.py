@@ -1,6 +1,6 @@
 """Reuse of outputs and grades of other runs, by their keys.
 
-Only runs with the same conversation and target can have them, as their manifests show. A new run that needs nearly all
+Only runs with the same conversation and target, according to their manifests, can lend. A new run that needs nearly all
 outputs of a large one shares its journals (`store.shared`). Then journals are searched for the keys that are still
 missing, nearest run first, until no key is missing. Matching lines are copied into the new run with a note of their
 source. Either way the other run may be deleted.
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 8 << 20
 SHARED_BYTES: Final = 1 << 20
-"""bytes of outputs from which on a run's journals are shared; fewer are copied"""
+"""minimum size of outputs, in bytes, for sharing a run's journals; smaller ones are copied"""
 _SHARED_PART: Final = 0.95
-"""part of a run's outputs that has to be wanted, so that the others are not worth mentioning"""
+"""minimum share of a run's outputs that must be wanted for sharing its journals"""
 
 
 class Offer(NamedTuple):
@@ -73,19 +73,19 @@ class Lender(msgspec.Struct, frozen=True):
     name: str
     rundir: RunDir
     index: RunIndex
-    """what it has that is of this run as it is"""
+    """its records that this run can use unchanged"""
     lends_grades: bool
     """False if some of its verdicts are stale: then its journals of grades are not shared"""
     recorded: int
-    """how many outputs it has"""
+    """number of its outputs"""
     outputs: int
-    """how many of them are of this run"""
+    """number of its outputs that this run can use unchanged"""
     journals: list[tuple[str, Path, int]]
     """kind, file, and how many bytes count"""
     missing: array[int]
-    """positions of samples whose first trial it has not"""
+    """positions of samples whose first trial it lacks"""
     unwanted: dict[str, LineRef]
-    """its outputs that are not of this run, or not as they are, by key"""
+    """by key: its outputs that this run cannot use, or not unchanged"""
     relabelled: Set[str]
     """keys of outputs of rows that have changed only in fields that the target does not see"""
     known_done: bytes
@@ -109,7 +109,7 @@ class Borrowed(msgspec.Struct):
 
     @property
     def names(self) -> set[str]:
-        """Names of the runs that they come from."""
+        """Names of the lenders."""
         names = {*self.lenders.values(), *self.verdict_lenders.values(), *(name for name, _ in self.steps)}
         return names if self.shared is None else {*names, self.shared.name}
 
@@ -134,7 +134,7 @@ def borrow(
     grades: bool = True,
     known_done: bytes = b"",
 ) -> Borrowed:
-    """Find missing outputs and grades in other runs, which are given in the order of preference.
+    """Find missing outputs and grades in other runs, in the order of preference.
 
     Trials that are marked in `known_done` need nothing.
     """
@@ -148,7 +148,7 @@ def borrow(
         records = borrowed.shared.index
         if not grades:
             records.ignore_verdicts()
-        # Verdicts that the lender shares are on record. Of one whose journals of grades are not shared, some may fit.
+        # Verdicts in shared journals are on record. If a lender's grades are not shared, some of them may still fit.
         lenders = [each for each in lenders if each.name != borrowed.shared.name or not borrowed.shared.lends_grades]
     if not lenders:
         return borrowed  # without computing all keys of a large run
@@ -213,7 +213,7 @@ def _borrow_verdicts(
             if number is None or number in stale:
                 continue
             place = LineRef(path, offset, len(line))
-            # The time is that of another run's clock; verdicts of this run are later.
+            # The time comes from another run's clock: with 0, verdicts of this run are later.
             verdict = VerdictRef(head.status, head.score, head.usage, 0.0, head.counts, head.together, place)
             borrowed.verdicts.setdefault(head.key, {})[head.verdict_key] = verdict
             borrowed.verdict_lenders[head.key, head.verdict_key] = lender
@@ -225,7 +225,7 @@ def _borrow_verdicts(
 
 
 def choose_set(index: RunIndex, borrowed: Borrowed | None = None) -> None:
-    """Let verdicts on all outputs of a run together count only if they are on just the outputs of this run."""
+    """Keep verdicts on all outputs together only if they judged exactly the outputs of this run."""
     borrowed = borrowed or Borrowed()
     lent = [
         (key, verdict_key, verdict.together)
@@ -246,7 +246,7 @@ def choose_set(index: RunIndex, borrowed: Borrowed | None = None) -> None:
 
 
 def _shared_files(shared: Lender | None) -> set[tuple[int, int]]:
-    """Return what names the files that are shared as a whole: another run may share the same ones."""
+    """Return an id of each file that is shared as a whole: another run may share the same file."""
     files = set()
     for _, path, length in [] if shared is None else shared.journals:
         with suppress(OSError):
@@ -270,7 +270,7 @@ def _find_shareable(
 ) -> tuple[Lender, dict[str, OutputRef]] | None:
     """Find a large run whose outputs nearly all belong to this run.
 
-    Return it with outputs of rows that have changed only for graders, which cannot be shared as they are.
+    Return it with outputs of rows that have changed only for graders: these cannot be shared unchanged.
     """
     for name, rundir, stale in lenders:
         kinds = ("outputs",) if stale else ("grades", "outputs")
@@ -310,22 +310,22 @@ def _find_shareable(
 
 
 class _Match(NamedTuple):
-    """The outputs of another run beside the trials of this one."""
+    """How another run's outputs match the trials of this run."""
 
     recorded: int
     """number of the other run's outputs"""
     usable: int
-    """number of those that are of this run as they are"""
+    """number of these outputs that this run can use unchanged"""
     missing: array[int]
-    """positions of samples whose first trial the other run has not"""
+    """positions of samples whose first trial the other run lacks"""
     relabelled: dict[str, tuple[OutputRef, str]]
     """by key: outputs of rows that have changed only in fields that the target does not see, and the rows' digests"""
     unwanted: dict[str, OutputRef]
-    """by key: outputs that are not of this run, or not as they are"""
+    """by key: outputs that this run cannot use, or not unchanged"""
 
 
 def _match_outputs(survey: Survey, work: Work, index: RunIndex, known_done: bytes) -> _Match:
-    """Look up the outputs of all trials in the index of another run. Those that are marked have one as it is."""
+    """Look up the outputs of all trials in another run's index. Trials marked in `known_done` have a usable output."""
     missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), known_done.count(1)
     for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey, known_done)):
         position = number // work.trials
@@ -410,7 +410,7 @@ def _hits(path: Path, keys: Set[str]) -> Iterator[tuple[int, bytes]]:
 
 
 def _copy(lines: Iterable[tuple[LineRef, str, str | None]], path: Path) -> None:
-    """Append lines of other files durably to `path`, each with its lender, and the row's digest if that is given."""
+    """Append lines of other files durably to `path`, each with its lender and, if given, the row's digest."""
     waiting: list[bytes] = []
     size = 0
     with ExitStack() as stack:
@@ -420,7 +420,7 @@ def _copy(lines: Iterable[tuple[LineRef, str, str | None]], path: Path) -> None:
                 files[source] = open_file(source)
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
-            if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines
+            if is_sound(line):  # the lender may have repaired the file meanwhile, which moves lines
                 waiting.append(with_source(line, lender, row))
                 size += len(waiting[-1])
             if size > _CHUNK:

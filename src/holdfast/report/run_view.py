@@ -1,6 +1,6 @@
-"""A run read back from its path alone: rows × trials × verdicts, for reports, exports, comparisons and gates.
+"""A run read back from nothing but its path: rows × trials × verdicts, for reports, exports, comparisons and gates.
 
-Trials come whole and in the dataset's order. Where the dataset is gone or has changed, they still come, in the order in
+Trials come whole and in the dataset's order. If the dataset is gone or has changed, they still come, in the order in
 which they finished and without the row's fields.
 
 Verdicts are looked up by their keys and judged by the thresholds and weights of the report: a grader that has been
@@ -55,7 +55,7 @@ class GradedTrial(NamedTuple):
     """A finished trial with its row and its verdicts."""
 
     fields: dict[str, Any]
-    """the row; empty where the dataset no longer has it"""
+    """the row; empty if the dataset no longer has it"""
     output: Output
     grades: list[Grade]
     """checkpoints' first, by turn; without graders that do not look at the row"""
@@ -73,7 +73,7 @@ class Pending(NamedTuple):
     sample: str
     trial: int
     error: str
-    """why its last attempt failed; empty where there was none"""
+    """why its last attempt failed; empty if there was no attempt"""
     fields: dict[str, Any]
     """the row"""
     key: str = ""
@@ -88,15 +88,15 @@ class Pending(NamedTuple):
 
 
 class RowRef(NamedTuple):
-    """A trial that is not read yet: its row, and where its output is."""
+    """A trial that is not read yet: its row, and the place of its output."""
 
     sample: Sample | None
-    """None where the dataset no longer has the row"""
+    """None if the dataset no longer has the row"""
     trial: int
-    """0 without a sample: only the output tells"""
+    """0 without a sample: only the output has the number"""
     key: str
     ref: OutputRef | None
-    """None where there is no output"""
+    """None without an output"""
     error: str = ""
     """why its last attempt failed, of a trial without an output"""
 
@@ -233,7 +233,7 @@ class RunView:
                     yield RowRef(None, 0, key, ref)
 
     def keyed_rows(self) -> Iterator[tuple[Sample, int, str]]:
-        """Yield the trials of the dataset, as far as it can be read, with their keys."""
+        """Yield the dataset's trials with their keys, up to the first row that cannot be read."""
         with suppress(HoldfastError):  # what needs no row is read nevertheless
             for sample in Dataset(self.spec):
                 for number in range(1, self.manifest.trials + 1):
@@ -245,7 +245,7 @@ class RunView:
         return ref.row is None or ref.row == sample.row
 
     def field_names(self) -> list[str]:
-        """Return the names of all fields that some row has; none where the dataset cannot be read any more."""
+        """Return the names of all fields that some row has; none if the dataset can no longer be read."""
         names: dict[str, None] = {}
         with suppress(HoldfastError):
             for sample in Dataset(self.spec):

@@ -63,7 +63,7 @@ NUMBERS: Final = (
 )
 """numbers of a trial"""
 WORDS: Final = ("stop", "answer", "error", "source")
-"""words of a trial, beside its statuses"""
+"""words of a trial, besides its statuses"""
 _PLACES: Final = ("file", "at", "len", "error_file", "error_at", "error_len")
 _BATCH: Final = 256
 """rows that are made at once"""

@@ -109,14 +109,14 @@ _MOST_JUDGED: Final = 1 << 12
 
 
 class TrialBatch(NamedTuple):
-    """All trials of some samples: those of the first sample, then those of the second, and so on."""
+    """All trials of some samples: first the first sample's trials, then the second's, and so on."""
 
     positions: range
     """of the samples"""
     keys: list[str]
     outputs: list[OutputRef | None]
     judged: list[JudgedOutput]
-    """one object for all outputs with equal verdicts; its `recorded` are those of one of these outputs"""
+    """one object for all outputs with equal verdicts; its `recorded` comes from one of these outputs"""
 
     @property
     def recorded(self) -> list[OutputRef]:

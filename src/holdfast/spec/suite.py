@@ -210,7 +210,7 @@ def _read_target(
 def load_suite(suite: Suite, overrides: Sequence[Override] = ()) -> list[Cell]:
     """Load every eval with every target; raise ConfigError with the problems of all of them.
 
-    `overrides` are those of the command line, which win over all others.
+    `overrides` come from the command line and win over all others.
     """
     cells: list[Cell] = []
     problems: list[Problem] = []
@@ -250,7 +250,7 @@ def _with_each_notice_once(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _average_problems(suite: Suite, rows: dict[str, list[str]]) -> Iterator[Problem]:
-    """Yield what is wrong with the average, where the names of the evals and their graders are known."""
+    """Yield the problems of the average, given the graders of each eval by name."""
     if (average := suite.average) is None:
         return
     for number, name in enumerate(average.over):

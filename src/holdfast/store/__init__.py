@@ -9,7 +9,7 @@
 `durable`    durable small writes: atomic replace, directory sync
 `run_files`  opens the files of a run: regular files of a sane size
 `heads`      the fields of journal lines that an index takes, and what look-ups return
-`index`      what the journals of a run say, found by key
+`index`      looks up the content of a run's journals by key
 `index_files` published indexes, and the rule of their validity
 `calls`      recorded calls of a conversation: which are in effect, and which were cut off
 `spent`      what a run has spent so far
@@ -26,5 +26,5 @@
 `home_db`    a cache in that directory, shared by all processes
 `catalog`    finds and summarizes the runs below a runs directory
 
-Of the other packages this one imports only `canonical`, `versions`, `errors`.
+Of Holdfast's other modules, this package imports only `canonical`, `versions`, `errors`.
 """

@@ -31,7 +31,7 @@ _KINDS: Final[dict[str, tuple[AnswerClass, str]]] = {
     "call_limit": ("limited", "ended at the limit of calls"),
     "exited": ("exited", "ended by a program's exit code"),
 }
-"""classes, and values of `stop` that say more: the class of each, and words for a count of such answers"""
+"""classes, and more specific values of `stop`, each with its class and words for a count of answers"""
 KINDS: Final = tuple(_KINDS)
 """kinds of answers; the index holds an answer's kind as its number in this list"""
 KIND_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
@@ -42,7 +42,7 @@ EXIT: Final = "exit:"
 
 
 def classify_answer(stop: str, *, empty: bool) -> AnswerClass:
-    """Return the class of an answer by its `stop`; `empty` tells that there is no text, tool call or file in it."""
+    """Return the class of an answer by its `stop`; `empty`: the answer has no text, tool call or file."""
     if stop in _KINDS:
         return _KINDS[stop][0]
     if stop.startswith(EXIT):

@@ -47,7 +47,7 @@ class Blobs:
         self._folder = folder
 
     def path(self, digest: str) -> Path:
-        """Return where the contents of a digest are, or would be."""
+        """Return the path for the contents of a digest."""
         name = digest.removeprefix("sha256:").removesuffix("+x")
         return self._folder / name[:2] / name[2:]
 
@@ -113,7 +113,7 @@ class Blobs:
 
 
 def _copy(source: Path, target: BinaryIO | None) -> str:
-    """Return the digest of a file, and write its content to another one, if there is one."""
+    """Return the digest of a file; copy its content to another file, if one is given."""
     content = sha256()
     with source.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -137,7 +137,7 @@ class Ignored:
         self._paths = _pattern(glob.removeprefix("/") for glob in plain if "/" in glob)
 
     def __contains__(self, path: str) -> bool:
-        """Return True for a path that is left out, or that is inside a folder which is."""
+        """Return True for a path that is left out, or is inside a folder that is left out."""
         parts = path.strip("/").split("/")
         if any(map(self._names.fullmatch, parts)):
             return True
@@ -153,10 +153,10 @@ _Stamp = tuple[int, int, int, int]
 
 
 class Snapshots:
-    """Stores the files of one folder again and again. A folder that is too large is stored without its largest files.
+    """Stores the files of a folder repeatedly. A folder that is too large is stored without its largest files.
 
-    A file that looks as it did the last time need not be read again. Its times must have been old then, by more than
-    the clocks of file systems are coarse: a change soon after the last one may leave them as they were.
+    A file that looks unchanged is not read again, if its times were old enough when it was stored: the clocks of file
+    systems are coarse, so two changes in quick succession may leave the same times.
     """
 
     def __init__(self, folder: Path, blobs: Blobs, ignored: Ignored, max_size: int) -> None:

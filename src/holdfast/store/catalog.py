@@ -1,7 +1,7 @@
 """Find and summarize the runs below a runs directory. Other files and folders there are skipped.
 
-What was read of many runs is cached (`store.home_db`). It counts while the run's files look as they did: inodes, sizes
-and times. A file that was written just now may change again without looking different, so its run is not cached.
+Summaries of many runs are cached (`store.home_db`). They are valid while the run's files look unchanged: inodes, sizes
+and times. A file that was just written may change again without looking different, so its run is not cached.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ T = TypeVar("T")
 _LISTED: Final = 10
 """runs that an error lists"""
 _FORM: Final = 1
-"""changes when runs are read differently, so that what was cached no longer counts"""
+"""to be changed when runs are read differently, which invalidates the cache"""
 _MANY: Final = 200
 """runs that have to be read again before caching is worth a write"""
 _MOST_CACHED: Final = 64
 """runs directories and purposes for which runs are cached"""
 _SETTLED_SECONDS: Final = 2.0
-"""age from which a file's time shows whether it was written again"""
+"""minimum age of a file, in seconds, at which another write is sure to change its time"""
 
 
 class Stamp(NamedTuple):
@@ -52,7 +52,7 @@ class Stamp(NamedTuple):
 
     looks: str
     settled: bool
-    """they would look different if they were written again; False if there are no files"""
+    """another write would make them look different; False if there are no files"""
 
 
 def _stamp_of(stats: Iterable[os.stat_result]) -> Stamp:
@@ -67,7 +67,7 @@ def _stamp_of(stats: Iterable[os.stat_result]) -> Stamp:
 
 
 class _Cache(Generic[T]):
-    """What was read of the runs below a directory, for one purpose."""
+    """Cached facts about the runs below a directory, for one purpose."""
 
     def __init__(self, root: Path, purpose: str, kind: type[T]) -> None:
         name = os.fsencode(f"{_FORM}\n{SCHEMA_VERSION}\n{root.absolute()}")
@@ -79,10 +79,10 @@ class _Cache(Generic[T]):
         self._new: dict[bytes, bytes] = {}
 
     def get(self, path: str, look: Callable[[T], Stamp | None], read: Callable[[], tuple[Stamp, T]]) -> T:
-        """Return what is known of a run, or else what `read` returns.
+        """Return the cached facts about a run, or else the result of `read`.
 
-        `look` returns how the files look now that were looked at for what is known, or None if one is gone; `read` how
-        they looked before they were read.
+        `look` returns the current stamp of the files that the cached facts depend on, or None if a file is gone; `read`
+        returns the facts with the stamp from before reading.
         """
         name = os.fsencode(path)
         with suppress(KeyError, msgspec.DecodeError):
@@ -98,7 +98,7 @@ class _Cache(Generic[T]):
         return value
 
     def save(self) -> None:
-        """Keep what was read, if it was much."""
+        """Store the facts that were read, if there are enough to be worth a write."""
         if len(self._new) >= _MANY:
             with HomeDb() as home:
                 home.put(self._shelf, self._new, keep=self._kept, most=_MOST_CACHED)
@@ -110,7 +110,7 @@ def find_runs(root: Path, *, archived: bool = False) -> Iterator[RunDir]:
 
 
 def _run_folders(root: Path, *, archived: bool = False, all_or_raise: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the directories, and whether one has a lease. Paths are texts, since there are thousands."""
+    """Yield each directory, and True if it has a lease. Paths are strings, since there are thousands."""
     for name in _listing(str(root), all_or_raise)[0]:
         folder = f"{root}/{name}/{ARCHIVE}" if archived else f"{root}/{name}"
         names, files = _listing(folder, all_or_raise)
@@ -178,7 +178,7 @@ def _look_at_manifest(path: str, _: Brief | None = None) -> Stamp:
 def _read_brief(path: str) -> tuple[Stamp, Brief]:
     stamp, manifest = _look_at_manifest(path), RunDir(Path(path)).read_manifest()
     if manifest is None:
-        raise FileNotFoundError(path)  # it is gone since it was looked at
+        raise FileNotFoundError(path)  # the run was removed meanwhile
     parts = msgspec.to_builtins(manifest.fingerprints)
     return stamp, Brief(manifest.name, manifest.created, manifest.dataset.count, parts)
 
@@ -287,16 +287,16 @@ class _Listed(msgspec.Struct, frozen=True, array_like=True):
     summary: RunSummary | None
     """None: it is not a run of Holdfast"""
     watched: list[str]
-    """its folders, journals and logs, by the ends of their paths: while these look the same, so does the run
+    """its folders, journals and logs, by the ends of their paths: while these look unchanged, so is the run
 
     All other files are replaced as a whole, which changes the time of their folder.
     """
     leased: bool
-    """workers hold it, or held it"""
+    """workers hold the run, or held it"""
 
 
 def list_runs(root: Path, *, archived: bool = False) -> list[RunSummary]:
-    """List the runs below a runs directory, the most recently written first. Runs of many are read once."""
+    """List the runs below a runs directory, the most recently written first. If there are many, they are cached."""
     cache = _Cache(root, "archived" if archived else "summaries", _Listed)
     runs = []
     for path, locked in _run_folders(root, archived=archived):
@@ -335,7 +335,7 @@ def _is_run(path: str, files: dict[str, os.stat_result]) -> bool:
 
 
 def _with_status(rundir: RunDir, summary: RunSummary) -> RunSummary:
-    """Return the summary of a run, which a process may write just now."""
+    """Return the summary of a run, which another process may be writing."""
     if not summary.total or not is_running(rundir):
         return summary
     uncertain = len(find_uncertain(rundir, running=True)) if summary.uncertain else 0
@@ -421,7 +421,7 @@ def _lacks_lines(rundir: RunDir, metrics: Metrics) -> bool:
 
 
 def finished_status(rundir: RunDir) -> Status:
-    """Return the status of a finished run, by what came of its gate."""
+    """Return the status of a finished run, by the result of its gate."""
     try:
         gate = rundir.read_gate()
     except ResultsError:
@@ -435,7 +435,7 @@ def is_running(rundir: RunDir) -> bool:
 
 
 def _files(path: str) -> tuple[dict[str, os.stat_result], dict[str, os.stat_result]]:
-    """Return the files and the folders below a folder, itself among them, as they look before they are listed."""
+    """Return the files and folders below a folder, including itself, with their looks before they are listed."""
     files: dict[str, os.stat_result] = {}
     folders: dict[str, os.stat_result] = {}
     remaining = [path]

@@ -45,7 +45,7 @@ _WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
 
 
 class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run an eval, as the command says: each field has the name of its option of `holdfast eval`."""
+    """The policy of a run. Each field is named like its option of `holdfast eval`."""
 
     fresh: bool = False
     """archive the earlier run and start from scratch"""
@@ -74,7 +74,7 @@ class Round(RunPolicy, frozen=True, kw_only=True):
     chunks: list[tuple[int, int]]
     """first trial and one past the last; trials are numbered in the dataset's order, sample by sample"""
     starts: list[tuple[int, int, int]] = []
-    """of each chunk: file of the dataset, line and offset of its first row; none where rows are not lines"""
+    """of each chunk: file of the dataset, line and offset of its first row; empty if rows are not lines"""
     eval: dict[str, Any]
     folder: str
     eval_file: str | None
@@ -148,12 +148,12 @@ class Claims:
         self._leftovers = [chunk for chunk, state in self._states().items() if state == f"by.{worker}"]
         self._watched: dict[str, RunLease] = {}
         self._turn = xxh3_64_intdigest(worker.encode())
-        """where the next look at other workers begins: each begins somewhere else"""
+        """the worker at which the next search for dead workers begins: each search begins at another"""
         self.over = False
         """all chunks were done when `take` looked last"""
 
     def take(self) -> tuple[int, bool] | None:
-        """Claim a chunk; return its number and whether a part of it may be done, or None if no chunk is free.
+        """Claim a chunk; return its number, and True if a part of it may be done; None if no chunk is free.
 
         Looks first for chunks that an earlier process of the same id left, then for free ones, then for the claims of
         dead workers.

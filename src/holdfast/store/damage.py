@@ -34,7 +34,7 @@ class Damage(msgspec.Struct, frozen=True):
 
     @property
     def lender(self) -> str | None:
-        """The run whose file it is, if it is shared."""
+        """The run that owns the file, if it is shared."""
         return lender_of(self.path)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def cut_damage(index: RunIndex, aside: Path, *, tails_only: bool = False) -> boo
         _cut_out(path, [spot for spot in own if spot.path == path], aside)
     if all(spot.torn for spot in own):
         return False
-    index.damage = own  # what is shared is noticed again
+    index.damage = own  # damage in a shared file is noticed again
     return True
 
 

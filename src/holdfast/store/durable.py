@@ -28,7 +28,7 @@ if sys.platform == "darwin":
     import fcntl
 
     def sync(fd: int) -> None:
-        """Put a file's bytes on the medium (macOS: `fsync` alone leaves them in the drive's cache)."""
+        """Put a file's bytes on the medium (on macOS, `fsync` leaves them in the drive's cache)."""
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
     def drop_cache(fd: int) -> None:
@@ -66,7 +66,7 @@ _ABSENT: Final = frozenset(
 
 @contextmanager
 def if_present() -> Iterator[None]:
-    """Ignore errors that say that a file is not there, not for this user or not Holdfast's; not those of a bad disk."""
+    """Ignore files that are missing, not readable or not Holdfast's, but no other errors, such as a bad disk's."""
     try:
         yield
     except RunFileError:
@@ -138,9 +138,9 @@ def _prefix(name: str) -> str:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files and folders that killed processes have left in a folder to which several may write.
 
-    What is left of a process whose number runs here stays. In a container, or on another machine, the process may be
-    alive: a file goes only if nobody has written to it for a minute, and a folder, whose files may be uploaded for
-    hours, after a day.
+    Leftovers stay if a process with their number runs here. A process in a container or on another machine may be
+    alive, too: a file is removed only if nobody has written to it for a minute, and a folder, whose files may be
+    uploaded for hours, after a day.
     """
     for leftover in folder.glob(".*.tmp"):
         with suppress(OSError):
@@ -157,7 +157,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_alive(name: str) -> bool:
-    """Tell whether a process with the number in the name of a temporary file or folder runs on this machine."""
+    """Return True if the process that a temporary file or folder is named for runs on this machine."""
     match = re.search(r"\.([1-9]\d{0,8})-\d+-\w+\.tmp$", name)
     if match is None:
         return False

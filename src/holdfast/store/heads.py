@@ -1,4 +1,4 @@
-"""Heads of journal lines: the fields that an index takes of each record, and what look-ups in an index return.
+"""Heads of journal lines: the fields that an index takes of each record, and the results of look-ups.
 
 A head is decoded in a fraction of the time of the whole record.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VerdictKey = tuple[str, int | None, str]
-"""What a verdict on an output is found by: `Grade.by`, `Grade.turn` and `Grade.judged`."""
+"""The key of a verdict on an output: `Grade.by`, `Grade.turn` and `Grade.judged`."""
 
 
 class Moment(NamedTuple):
@@ -56,7 +56,7 @@ class OutputRef(NamedTuple):
     stop: str = ""
     first_token: float | None = None
     source: str | None = None
-    """the run that it was copied from or is shared with"""
+    """the run from which it was copied, or with which it is shared"""
 
     @property
     def stopped(self) -> int:
@@ -174,7 +174,7 @@ class GradeHead(msgspec.Struct):
 
     @property
     def verdict_key(self) -> VerdictKey:
-        """What the verdict is found by, among the verdicts on its output."""
+        """The key of the verdict among the verdicts on its output."""
         return self.by, self.turn, self.judged
 
 
@@ -217,7 +217,7 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def decode_head(kind: type[T], line: bytes) -> T | None:
-    """Decode the head of a line; None if the line is no such record."""
+    """Decode the head of a line; None if the line is not a record of this kind."""
     try:
         return decoder(kind).decode(line)
     except UNREADABLE:
@@ -231,7 +231,7 @@ def read_output(ref: OutputRef) -> Output:
 
 
 def decode_line(kind: type[T], line: LineRef, data: bytes | None = None) -> T:
-    """Read a line as a record; raise Fault if it is damaged, or no such record. `data` is a line that is sound."""
+    """Read a line as a record; raise Fault if it is damaged or of another kind. `data` is a sound line."""
     data = check_line(line, line.read()) if data is None else data
     try:
         return decoder(kind).decode(data)

@@ -1,4 +1,4 @@
-"""Holdfast's own directory of this user, and who may read what Holdfast writes."""
+"""This user's own directory of Holdfast, and the mode of files that Holdfast writes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 It holds shelves of entries, which are bytes under a name. Surveys of datasets and summaries of runs are kept here. The
 file may be deleted at any time: a file that is busy, damaged, from another program or not writable holds nothing, and
 costs only time. Locks of network file systems may fail, so each entry has a digest of its own, and the name of an entry
-must say what is in it, such as by a digest of what it was made from.
+must identify its content, for example by a digest of the sources.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _HEAD_BYTES: Final = 72
 """bytes at the beginning of an SQLite file, up to the end of `application_id`"""
 _APPLICATION: Final = 0x48664864
 _VERSION: Final = 1
-"""changes when the tables do: a file with another version is replaced"""
+"""to be changed with the tables: a file with another version is replaced"""
 _WAIT_SECONDS: Final = 1.0
-"""for a process that is writing just now: storing the survey of 1,000,000 rows takes a part of this"""
+"""seconds to wait for another writer: storing the survey of 1,000,000 rows takes a part of this"""
 _TOUCH_SECONDS: Final = 3600.0
-"""a shelf is marked as used at most this often, so that reading seldom writes"""
+"""minimum seconds between two marks of a shelf as used, so that reading seldom writes"""
 _TABLES: Final = (
     "CREATE TABLE shelves (name TEXT PRIMARY KEY, used REAL NOT NULL)",
     "CREATE TABLE entries (shelf TEXT, name BLOB, sum BLOB, data BLOB, PRIMARY KEY (shelf, name))",
@@ -155,7 +155,7 @@ class HomeDb:
 
 
 def _errors() -> tuple[type[BaseException], ...]:
-    """Return what may be wrong with a file."""
+    """Describe what may be wrong with a file."""
     import sqlite3
 
     return sqlite3.Error, OSError
@@ -165,7 +165,7 @@ def _may_be_ours(path: Path) -> bool:
     """Return False for a file that another program wrote: it is neither used nor removed."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-        # The beginning is empty if a process was killed before its first commit. SQLite undoes what that has left.
+        # The beginning is empty if a process was killed before its first commit. SQLite rolls that back.
         return not any(head) or (head.startswith(_MAGIC) and head.endswith(_APPLICATION.to_bytes(4, "big")))
     return True
 
@@ -188,7 +188,7 @@ def _sum(shelf: str, name: bytes, data: bytes) -> bytes:
 
 
 def _sound(shelf: str, rows: list[tuple[bytes, bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the entries that are as they were written. In a damaged file, values may even have other types."""
+    """Return the undamaged entries. In a damaged file, values may even have other types."""
     return {
         name: data
         for name, checksum, data in rows

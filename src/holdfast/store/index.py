@@ -1,18 +1,17 @@
-"""The index of a run: what its journals say, found by key.
+"""The index of a run: the content of its journals, by key.
 
-The journals are the only truth. An index is made by reading them, in one way: `RunIndex.read` takes what was appended
-since the last time, whether that is the whole run, the work of other processes, or what this process has just written.
-Nothing else adds to an index.
+The journals are the only source of truth. An index is made in one way: `RunIndex.read` takes the lines appended since
+the last time, whether these are the whole run, the work of other processes, or this process's own latest lines.
 
-Rows are kept in SQLite, in the order of the lines. Those of a large run are in a published file (`store.index_files`),
-which never changes and is only read; rows of lines that were appended since are in a temporary database with the same
-tables, which SQLite moves to a temporary file if they become many. All records of a key are rows. Which of them counts
-is decided when they are looked up, so that the order in which files are read never matters:
+Rows are kept in SQLite, in the order of the lines. The rows of a large run are in a published file
+(`store.index_files`), which never changes and is only read; rows of lines that were appended since are in a temporary
+database with the same tables, which SQLite moves to a temporary file if it grows. All records of a key are rows.
+A look-up decides which of them counts, so the order in which files are read never matters:
 
-    outputs    of one file the last one; of several files the one that began last, this run's before a lender's. An
-               output that was repeated on purpose counts then, and one that a suspended worker writes after it wakes
-               up, when another has taken over its work, does not
-    verdicts   of those by the same grader on the same content, the latest
+    outputs    in a file, the last output; among several files, the output that began last, and this run's before a
+               lender's. So an output that was repeated on purpose counts, and the late output of a suspended worker,
+               whose work another worker has taken over, does not
+    verdicts   the grader's latest verdict on the same content
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Key = bytes | str
-"""A digest as a database holds it: its 16 bytes, or the text if it is not a digest as we write it."""
+"""A digest as a database holds it: its 16 bytes, or the text if it is no digest of ours."""
 
 _TAG: Final = "sha256:"
 _DIGEST_LENGTH: Final = len(_TAG) + 32
 _STATUSES: Final[tuple[GradeStatus, ...]] = get_args(GradeStatus)
 _STATUS_CODES: Final = {status: code for code, status in enumerate(_STATUSES)}
 _LARGEST: Final = 1 << 62
-"""beyond which a number does not fit into a database"""
+"""largest number that fits into a database"""
 _CACHE_PAGES: Final = 4096
 """pages of 4 KB that a connection holds in memory"""
 _AT_ONCE: Final = 256
@@ -91,7 +90,7 @@ def unpack(key: Key) -> str:
 
 
 class _OutputRest(msgspec.Struct, array_like=True):
-    """What few outputs have."""
+    """Fields that few outputs have."""
 
     marks: list[tuple[Any, int | None, float]] = []
     """digest, tokens and seconds at the end of each turn"""
@@ -100,7 +99,7 @@ class _OutputRest(msgspec.Struct, array_like=True):
 
 
 class _VerdictRest(msgspec.Struct, array_like=True):
-    """What few verdicts have."""
+    """Fields that few verdicts have."""
 
     counts: tuple[int, ...] | None = None
     together: Together | None = None
@@ -113,10 +112,10 @@ _verdict_rest: Final = msgspec.msgpack.Decoder(_VerdictRest)
 
 
 class Extent(NamedTuple):
-    """How far a journal was read."""
+    """The position up to which a journal was read."""
 
     last: int
-    """where the last line begins"""
+    """offset of the last line"""
     end: int
 
 
@@ -174,22 +173,22 @@ def make_searchable(db: sqlite3.Connection, schema: str) -> None:
 
 
 class RunIndex:
-    """What the journals of a run say. Holds places of lines, not their texts."""
+    """The content of a run's journals, by key. Holds the places of lines, not their texts."""
 
     def __init__(self, journals: Callable[[str], Iterable[Path]]) -> None:
         """`journals` returns the files of a kind of journal."""
         self._journals = journals
         self._db: sqlite3.Connection | None = None
-        """made when there is something to keep: a new run has nothing"""
+        """made when there is something to keep, which a new run does not have"""
         self._schemas = {table: ["main"] for table in TABLES}
-        """the databases that have rows of a table which count"""
+        """by table: the databases with rows that count"""
         self.files: list[Path] = []
         """journals, by the numbers under which the tables have them"""
         self._numbers: dict[Path, int] = {}
         self._lenders: list[str | None] = []
         """by file: the run that did its work, if it is shared"""
         self._unwanted: dict[int, frozenset[str]] = {}
-        """by shared file: keys of outputs that are not of this run"""
+        """by shared file: keys of outputs that do not belong to this run"""
         self._places: dict[tuple[str, int | None], int] = {}
         """numbers of graders in their places: fingerprint and turn"""
         self.place_keys: list[tuple[str, int | None]] = []
@@ -211,7 +210,7 @@ class RunIndex:
         self._dropped: dict[Key, tuple[Path, int]] = {}
         """places of outputs that do not count although nothing replaces them yet"""
         self._ignored: dict[Path, int] = {}
-        """by file: where verdicts begin that count"""
+        """by file: the offset of the first verdict that counts"""
         self._set: str | None = None
         """digest of the outputs for which verdicts on all outputs together count; None: all such verdicts count"""
         self.rows = dict.fromkeys(TABLES, 0)
@@ -241,8 +240,8 @@ class RunIndex:
     def attach(self, path: Path, files: Sequence[Path | None], places: Sequence[tuple[str, int | None]]) -> None:
         """Begin with the rows of a published file.
 
-        `files` are the journals by their numbers; None for those of a lender that are not shared. Rows of a kind of
-        journal of which there is none do not count.
+        `files` are the journals by their numbers; None stands for a lender's journal that is not shared. Rows of a
+        kind of journal that the run does not have do not count.
         """
         self.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
         for number, file in enumerate(files):
@@ -263,7 +262,7 @@ class RunIndex:
         return "base" in self._schemas[table]
 
     def keep_rules_of(self, other: RunIndex) -> None:
-        """Leave out what another index of the same run leaves out."""
+        """Leave out the same rows as another index of the same run."""
         self._dropped, self._ignored, self._set = other._dropped, other._ignored, other._set
 
     def read(
@@ -361,14 +360,14 @@ class RunIndex:
         return number
 
     def _row_maker(self, kind: str, path: Path) -> Callable[[Any, int, int], tuple[Any, ...]]:
-        """Return what makes rows of the lines of a file, and adds up what they spent."""
+        """Return a function that turns the lines of a file into rows, and adds up their usage."""
         file, totals, lent = self.number_of(path), self.totals, lender_of(path) is not None
 
         def output_row(head: OutputHead, at: int, length: int) -> tuple[Any, ...]:
             usage, timing = head.usage, head.timing
             numbers, odd = _numbers_of(usage)
             _check_size(head.trial, head.turns, head.attempt)
-            if head.source is None and not lent:  # else it was paid for in the other run
+            if head.source is None and not lent:  # otherwise the other run paid for it
                 totals.add(usage)
                 totals.add_time(timing.started, timing.started + timing.seconds)
             rest = None
@@ -461,7 +460,7 @@ class RunIndex:
     # Outputs
 
     def output(self, key: str) -> OutputRef | None:
-        """Return the output of a trial; None if there is none."""
+        """Return the output of a trial; None without an output."""
         packed = pack(key)
         return self.find_outputs((packed,)).get(packed) if self.rows["outputs"] else None
 
@@ -582,7 +581,7 @@ class RunIndex:
         return self.db.execute(sql).fetchone() is not None
 
     def drop_output(self, key: str, ref: OutputRef) -> None:
-        """Let an output not count any longer. Another one that is recorded later counts."""
+        """Discount an output. An output that is recorded later counts again."""
         self._dropped[pack(key)] = ref.line.path, ref.line.offset
 
     # Verdicts
@@ -650,11 +649,11 @@ class RunIndex:
         )
 
     def require_set(self, digest: str) -> None:
-        """Let verdicts on all outputs together count only if they are on the outputs with this digest."""
+        """Count verdicts on all outputs together only if they judged the outputs with this digest."""
         self._set = digest
 
     def ignore_verdicts(self) -> None:
-        """Let only verdicts count that are recorded from now on."""
+        """Count only verdicts that are recorded from now on."""
         self._ignored = {path: extent.end for path, extent in self.extents.items()}
 
     # Calls and failed attempts
@@ -699,7 +698,7 @@ class RunIndex:
         return self._lines("errors", key)
 
     def spent(self) -> Spent:
-        """Return what the run has spent. An output includes the usage of its calls."""
+        """Return the run's spending. An output includes the usage of its calls."""
         spent = self.totals.copy()
         keys = [pack(key) for key in self.begun()]
         for row in (row for some in _chunks(keys) for row in self._find("steps", some)):

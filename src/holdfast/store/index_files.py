@@ -55,7 +55,7 @@ _FIRST_BYTES: Final = 4096
 _FEW: Final = 0.05
 """share of new rows up to which they are added to a searchable table one by one"""
 UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError)
-"""what makes an index useless, and nothing else"""
+"""errors that mean only that an index cannot be used"""
 
 
 class JournalMark(msgspec.Struct):
@@ -64,7 +64,7 @@ class JournalMark(msgspec.Struct):
     path: str
     """relative to the run directory"""
     last: int
-    """where the last line begins that was read"""
+    """offset of the last line that was read"""
     end: int
     head: str
     """digest of the first bytes"""
@@ -80,11 +80,11 @@ class _Head(msgspec.Struct):
     size: int
     digest: str
     content: msgspec.Raw
-    """what the file is about"""
+    """the state for which the file is valid"""
 
 
 class _Journals(msgspec.Struct):
-    """What an index of journals is about."""
+    """The state for which an index of journals is valid."""
 
     rows: dict[str, int]
     """number of rows by table"""
@@ -118,7 +118,7 @@ def publish_file(folder: Path, name: str, temporary: Path, content: object) -> P
 
 
 def find_published(folder: Path, name: str, kind: type[T], *, check: bool = True) -> tuple[Path, T]:
-    """Return a published file and what its head says of it; raise one of `UNUSABLE` if there is none, or damaged.
+    """Return a published file and its head's contents; raise one of `UNUSABLE` if it is missing or damaged.
 
     Without `check`, the content of the file is not looked at.
     """
@@ -147,7 +147,7 @@ def _write_head(folder: Path, name: str, head: _Head) -> None:
 
 
 def temporary_file(folder: Path) -> Path:
-    """Return a new name in a folder, which is made if need be, and remove what killed processes have left there."""
+    """Return a new name in a folder; create the folder if necessary, and remove leftovers of killed processes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o777 if folder.name == INDEX else 0o700)
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink()
@@ -157,8 +157,8 @@ def temporary_file(folder: Path) -> Path:
 def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
     """Return the index of a run, read to the end of its journals.
 
-    It begins with the published index in one of the folders that covers most. If `limit` bytes of the journals or more
-    are not in that one, a new one is published in the folder `place`. `durable` is as for `RunIndex.read`.
+    It begins with the published index, in any of the folders, that covers most. If that lacks `limit` bytes of the
+    journals or more, a new index is published in the folder `place`. `durable` is as for `RunIndex.read`.
     """
     indexes = [index for folder in folders if (index := _open_published(rundir, folder)) is not None]
     index = max(indexes, key=lambda index: index.published_bytes, default=None) or RunIndex(rundir.journals)
@@ -166,9 +166,9 @@ def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable:
 
 
 def refresh_index(index: RunIndex, rundir: RunDir, folder: Path, *, durable: bool, limit: int) -> RunIndex:
-    """Return an index with what was appended to the journals: the same one, or a new one if much is published now.
+    """Bring an index up to date with its journals, and return it.
 
-    Much is `limit` bytes since the last publication.
+    After `limit` bytes since the last publication, publish a new index and return that instead.
     """
     if journals_size(rundir) - index.published_bytes >= limit:
         published = _publish(index, rundir, folder, durable=durable)
@@ -180,7 +180,7 @@ def refresh_index(index: RunIndex, rundir: RunDir, folder: Path, *, durable: boo
 
 
 def _open_published(rundir: RunDir, folder: Path, *, check: bool = True) -> RunIndex | None:
-    """Return an index that begins with the published one in a folder; None if there is none that fits.
+    """Return an index that begins with the published index in a folder; None if no such file is valid.
 
     `check` is as for `find_published`.
     """
@@ -300,7 +300,7 @@ def make_mark(root: Path, path: Path, extent: Extent | None) -> JournalMark | No
 
 
 def share_published(lender: RunDir, rundir: RunDir, links: Mapping[Path, Path]) -> None:
-    """Let a run use the published index of a run whose journals it shares, if there is one that fits.
+    """Let a run use the published index of the run whose journals it shares, if that index is valid.
 
     `links` maps each journal of the lender that is shared to its link in this run.
     """

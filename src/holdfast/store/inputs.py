@@ -40,7 +40,7 @@ class Input(Struct, frozen=True):
     mtime: int = 0
     """time of its last change, in nanoseconds since the epoch"""
     product: bool | UnsetType = UNSET
-    """true if it is no input, since the code itself, or what it starts, writes it"""
+    """true if the file is not an input, since the code itself, or a program it starts, writes it"""
 
 
 _decoder: Final = msgspec.json.Decoder(Input)

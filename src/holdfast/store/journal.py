@@ -263,7 +263,7 @@ class Journal:
         self._segments.pop(name).retire()
         token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         directory = self.directory
-        # A worker's spare directory is beside its own and begins with its name: readers do not look into subfolders.
+        # Readers do not look into subfolders: a worker's spare directory is next to its own and begins with its name.
         spare = directory.with_name(f"{directory.name}+{token}") if self._worker else directory / "workers" / token
         make_directory(spare)
         self._spare = spare

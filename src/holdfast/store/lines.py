@@ -28,7 +28,7 @@ _TAIL = len(b',"sum":"0123456789abcdef"}')
 _BLOCK: Final = 1 << 20
 """bytes that are read and searched at once"""
 _FIRST_STEP: Final = 1 << 12
-"""bytes that are searched first: most lines are short, and near"""
+"""bytes that are searched first: most lines are short and nearby"""
 
 
 def seal(body: bytes) -> bytes:
@@ -91,13 +91,13 @@ class LineBlock(NamedTuple):
 
     offset: int
     data: bytes
-    """may go on behind the last of the lines"""
+    """may continue after the last line"""
     starts: list[int]
     ends: list[int]
-    """where lines begin in the data, and where their newlines are"""
+    """offsets in the data of the lines' first bytes and of their newlines"""
 
     def all_sound(self) -> bool:
-        """True if every line is whole and unchanged; much faster than looking at one after the other."""
+        """True if every line is whole and unchanged; much faster than checking them one by one."""
         data = self.data
         bounds = zip(self.starts, self.ends, strict=True)
         sums = '"},"sum":"'.join([xxh3_64_hexdigest(data[start : end - _TAIL]) for start, end in bounds])
@@ -144,7 +144,7 @@ def _read_block(fd: int, offset: int, path: Path) -> bytes:
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Line]:
-    """Yield every line of a journal file from an offset on, sound or not. A missing file has none."""
+    """Yield every line of a journal file after an offset, sound or not. A missing file counts as empty."""
     for offset, raw in _raw(path, start):
         whole = raw.endswith(b"\n")
         data = raw[:-1] if whole else raw
@@ -164,9 +164,9 @@ def search(path: Path, words: bytes, start: int = 0) -> Iterator[Line]:
 
 
 def find_lines(path: Path, words: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and text of each whole line of a file that contains these bytes. A missing file has none.
+    """Yield the offset and text of each whole line that contains these bytes. A missing file counts as empty.
 
-    The search begins at an offset where the line is likely to be, and goes on at the beginning of the file.
+    The search begins at an offset where the line is likely to be, and wraps around at the end of the file.
     """
     with _opened(path) as content:
         turn = content.rfind(b"\n", 0, min(start, content.size)) + 1 if start > 0 else 0
@@ -184,10 +184,10 @@ def _find_in(content: _Content, words: bytes, parts: Iterable[tuple[int, int]]) 
 
 
 class _Content:
-    """The bytes of a file, read where they are needed.
+    """The bytes of a file, read on demand.
 
-    Mapping the file would be simpler. But a process that reads a mapped file behind its end is killed, and others may
-    truncate a journal: a run that repairs it.
+    Mapping the file would be simpler. But a process that reads past the end of a mapped file is killed, and another
+    process may truncate a journal when it repairs the run.
     """
 
     def __init__(self, fd: int, size: int, path: Path) -> None:
@@ -201,7 +201,7 @@ class _Content:
         return os.pread(self._fd, stop - start, start)
 
     def find(self, words: bytes, start: int, stop: int) -> int:
-        """Return the first place of some bytes; -1 if there is none."""
+        """Return the offset of the first occurrence of some bytes; -1 if there is none."""
         step = _FIRST_STEP
         while start < stop:
             match = self.read(start, min(stop, start + step + len(words) - 1)).find(words)
@@ -211,7 +211,7 @@ class _Content:
         return -1
 
     def rfind(self, words: bytes, start: int, stop: int) -> int:
-        """Return the last place of some bytes; -1 if there is none."""
+        """Return the offset of the last occurrence of some bytes; -1 if there is none."""
         step = _FIRST_STEP
         end = stop
         while end > start:
@@ -225,7 +225,7 @@ class _Content:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Content]:
-    """Open a file; a missing one has no bytes."""
+    """Open a file; a missing file counts as empty."""
     try:
         fd = open_file(path)
     except FileNotFoundError:

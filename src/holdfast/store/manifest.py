@@ -37,7 +37,7 @@ class _Target(Struct):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """The values behind the fingerprints, from which a plan explains what changed."""
+    """The fingerprinted values, from which a plan explains what changed."""
 
     conversation: dict[str, Any]
     target: dict[str, Any]
@@ -92,7 +92,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     fingerprints: Fingerprints
     """digests of everything that defines the run: `dataset`, `conversation`, `target`, each of `graders`, `trials`"""
     identity: Identity
-    """the values behind the fingerprints, from which a plan explains what changed"""
+    """the fingerprinted values, from which a plan explains what changed"""
     fresh: bool = False
     """true if the run was begun with `--fresh` and takes nothing from other runs"""
     drift: Drift | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """Threshold and weight of a grader. Rules are part of no key, so a report stores those that it was made with."""
+    """Threshold and weight of a grader. Rules are part of no key, so a report stores its own."""
 
     threshold: float | None
     weight: float
@@ -27,7 +27,7 @@ class Agreement(Struct, frozen=True, kw_only=True):
     """How far several judges agree."""
 
     alpha: float | None
-    """Krippendorff's alpha of their scores: 1 is full agreement, 0 that of chance; null if all scores are the same"""
+    """Krippendorff's alpha of their scores: 1 is full agreement, 0 is chance; null if all scores are the same"""
     equal: float
     """share of the outputs on which all of them pass, or all fail"""
     outputs: int
@@ -102,7 +102,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraderMetrics:
-        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the block of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         fields = {name: data[name] for name in cls.__struct_fields__ if name in data and name != "totals"}
         others = {name: value for name, value in data.items() if name not in fields and isinstance(value, int | float)}
         if "pass_n" in fields:
@@ -127,7 +127,7 @@ class GraderMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _FLATTENED: Final = {"pass_at": "pass@", "pass_all": "pass^"}
-"""fields of GraderMetrics that are stored as several numbers, with what stands before each k"""
+"""fields of GraderMetrics that are stored as several numbers, with the prefix of each k"""
 
 
 class ValueMetrics(Struct, frozen=True, kw_only=True):
@@ -135,13 +135,13 @@ class ValueMetrics(Struct, frozen=True, kw_only=True):
 
     samples: int
     graders: dict[str, GraderMetrics] = field(name="metrics")
-    """graders that apply to some of these rows; without thresholds and weights, which are those of the whole run"""
+    """graders that apply to some of these rows; without thresholds and weights, which belong to the whole run"""
     overall: GraderMetrics | None
     """of the trials as a whole; None without graders"""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ValueMetrics:
-        """Read the block of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the block of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         return msgspec.convert({**data, **_read_blocks(data)}, cls)
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class BenchmarkMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     results: dict[str, dict[str, Any]]
     """by task and group: `name`, `alias`, `sample_len`, and each metric's `METRIC,FILTER` and `METRIC_stderr,FILTER`"""
     groups: dict[str, dict[str, Any]] = {}
-    """of the results, those of groups that average over their tasks"""
+    """the results of groups that average over their tasks"""
     group_subtasks: dict[str, list[str]] = {}
     versions: dict[str, Any] = {}
     n_shot: dict[str, int] = field(name="n-shot", default={})
@@ -233,7 +233,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Metrics:
-        """Read the content of `metrics.json`; raise msgspec's ValidationError where it is damaged."""
+        """Read the content of `metrics.json`; raise msgspec's ValidationError if it is damaged."""
         values = msgspec.convert(data.get("by", {}), dict[str, dict[str, dict[str, Any]]])
         by = {
             name: {value: ValueMetrics.from_dict(block) for value, block in blocks.items()}
@@ -248,7 +248,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
         data["by"] = {
             name: {value: block.to_dict() for value, block in blocks.items()} for name, blocks in self.by.items()
         }
-        for name in ("by", "cluster", "benchmark", "notices"):  # only where there is something to say
+        for name in ("by", "cluster", "benchmark", "notices"):  # written only if there is something to say
             if not data[name]:
                 del data[name]
         if not self.answers.pending:
@@ -297,7 +297,7 @@ class Metrics(Struct, frozen=True, kw_only=True):
 
 
 def _read_blocks(data: dict[str, Any]) -> dict[str, Any]:
-    """Read the statistics by grader and those of the trials as a whole."""
+    """Read the statistics of each grader and of the trials as a whole."""
     blocks = msgspec.convert(data.get("metrics"), dict[str, dict[str, Any]])
     overall = msgspec.convert(data.get("overall"), dict[str, Any] | None)
     read = GraderMetrics.from_dict
@@ -330,9 +330,9 @@ class TrialResult(Struct, frozen=True):
     output: str | None
     grades: dict[str, ResultGrade]
     by: dict[str, str] | UnsetType = UNSET
-    """the row's values of the fields by which results are broken down, where there are such fields"""
+    """the row's values of the fields by which results are broken down, if there are any"""
     cluster: str | UnsetType = UNSET
-    """the row's value of the field that groups the samples, where there is such a field"""
+    """the row's value of the field that groups the samples, if there is one"""
 
 
 class Results(Struct, frozen=True, kw_only=True):

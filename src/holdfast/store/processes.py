@@ -34,7 +34,7 @@ def this_system() -> str:
 
 
 def start_token(pid: int) -> str:
-    """Return the start token of a process; empty if there is no such process, or the system does not tell."""
+    """Return the start token of a process; empty if there is no such process, or the system does not report it."""
     status = _status(pid)
     return "" if status is None else status.token
 
@@ -60,7 +60,7 @@ def _is_same(token: str, current: str) -> bool:
 
 
 def _status(pid: int) -> _Status | None:
-    """Look up a process; None if the system tells nothing about it."""
+    """Look up a process; None if the system reports nothing about it."""
     if (_PROC / "self").exists():
         with suppress(OSError):
             # The name, in parentheses, may contain anything.

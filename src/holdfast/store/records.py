@@ -24,7 +24,7 @@ gets an error as its result, or the trial begins again."""
 Number = TypeVar("Number", int, float)
 
 MOST_TOKENS: Final = 10**12
-"""beyond which a number of tokens, or of dollars, is a mistake"""
+"""maximum number of tokens, or of dollars; a larger number is a mistake"""
 
 _LONGEST: Final = 300
 """characters of a call's arguments in messages"""
@@ -73,7 +73,7 @@ class Usage(Struct, frozen=True):
         return self.input_tokens + self.output_tokens
 
     def checked(self) -> Usage:
-        """Return usage that somebody's code reports as far as it can be true; the rest is unknown."""
+        """Return usage that a user's code reports, but unknown numbers if it cannot be true."""
         reported = (self.input_tokens, self.output_tokens, self.requests, self.cost)
         if all(value is None or 0 <= value <= MOST_TOKENS for value in reported):
             return self
@@ -137,15 +137,15 @@ class Mark(Struct, frozen=True):
     seconds: float
     """since the conversation began"""
     output: str | UnsetType = UNSET
-    """the reply's text, if the last message has another one"""
+    """the reply's text, if it differs from the last message"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the turn: paths to digests of contents"""
     trace: int | UnsetType = UNSET
-    """how many steps the trace had, where there is one"""
+    """number of steps in the trace, if there is a trace"""
     value: Any = UNSET
-    """the reply's value, where it is no text"""
+    """the reply's value, if it is not text"""
     files_partial: PartialFiles | UnsetType = UNSET
-    """what `files` lacks, where the workspace was too large"""
+    """what `files` lacks, if the workspace was too large"""
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -155,7 +155,7 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     name: str | None
     """None: unknown tools were called in this turn"""
     arguments: Any = None
-    """as JSON; as the model wrote them where they are not JSON"""
+    """as JSON, or as the model wrote them if they are not JSON"""
     result: Any = None
     """None if unknown"""
 
@@ -169,11 +169,11 @@ class ToolResponse(Struct, frozen=True):
     traceback: str | UnsetType = UNSET
     """of a Python function that raised"""
     function: str | UnsetType | None = UNSET
-    """of `context.tool(function)` with `replay: again`: `module:name`; None where no other process can find it"""
+    """of `context.tool(function)` with `replay: again`: `module:name`; None if no other process can find it"""
     files: dict[str, str] | UnsetType = UNSET
     """the workspace after the call"""
     settled: Literal["happened", "error_result"] | UnsetType = UNSET
-    """of a call that was cut off: its result is a person's word, or an error that says that nothing is known"""
+    """of a call that was cut off: its result was given by a person, or is an error that says that nothing is known"""
 
 
 class CallIntent(Struct, frozen=True):
@@ -207,7 +207,7 @@ class ProxiedResponse(Struct, frozen=True):
     model: Any
     """as the request names it"""
     whole: Any = UNSET
-    """the reply, where it was not streamed"""
+    """the reply, if it was not streamed"""
     events: list[Any] | UnsetType = UNSET
     """the events of a stream that the agent got"""
     counts: Any = UNSET
@@ -224,16 +224,16 @@ TraceStep = dict[str, Any]
                  "data": {"input": …, "output": …}, "usage_info": {"token_usage": {…}}, "UUID": "…"}}
 
 Readers must not rely on any field but `payload.event_type`: other keys may be missing, and more may be there. A target
-returns its steps as `Reply.trace`; the output and the case that a grader sees have those of all turns in order.
+returns its steps as `Reply.trace`; the output and the case that a grader sees have the steps of all turns in order.
 """
 
 
 Content = str | list[dict[str, Any]]
-"""what a message says: a text, or a list of texts and files"""
+"""the content of a message: a text, or a list of texts and files"""
 
 
 def content_text(content: Any) -> str:
-    """Return what a message says as text, with the name of each file where it stands."""
+    """Return a message as text, with each file replaced by its name."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     parts = [part for part in content if isinstance(part, dict)]
@@ -270,7 +270,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     `call_limit`, `exit:CODE`, `checkpoint@TURN`, or the target's own word"""
     answer: AnswerClass
     """[class of the answer](graders.md#every-trial-is-accounted-for): `whole`, `cut`, `filtered`, `refused`, `empty`,
-    `paused`, `limited` or `exited`; with several turns, that of the first reply that is not whole"""
+    `paused`, `limited` or `exited`; with several turns, the class of the first reply that is not whole"""
     usage: Usage
     """`input_tokens`, `output_tokens`, `requests`, and `cost` in dollars; null is unknown"""
     timing: Timing
@@ -280,7 +280,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     state: Any = None
     """state that the target returned"""
     marks: list[Mark] | UnsetType = UNSET
-    """only for conversations of several turns, or with checkpoints: where each turn ended (`end`, the number of
+    """only for conversations of several turns, or with checkpoints: the end of each turn (`end`, the number of
     messages, and `digest`; `output`, the text of the reply, if the last message differs; `usage` and `seconds` so far;
     `files`)"""
     stopped_by: str | UnsetType = UNSET
@@ -308,7 +308,7 @@ class Output(Struct, frozen=True, omit_defaults=False):
     """only if the target returned a value that is no text, such as an object or a number: that value; `output` has it
     as JSON"""
     row: str | UnsetType = UNSET
-    """only if the target sees no more than a part of the row: 16 digits of the row's digest, by which it is graded"""
+    """only if the target sees just a part of the row: 16 digits of the row's digest, by which it is graded"""
     settled: int | UnsetType = UNSET
     """only if a person has said what a tool returned whose call was cut off: the number of such calls"""
     redacted: int | UnsetType = UNSET
@@ -317,21 +317,21 @@ class Output(Struct, frozen=True, omit_defaults=False):
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages; with `history` or `messages` only those from the prompt on: the target said none before it."""
+        """The messages; with `history` or `messages`, only from the prompt on: earlier ones are not the target's."""
         return self.messages[self.opening or 0 :]
 
     @property
     def prompt(self) -> str | None:
-        """Text of the first message that the user sent in the conversation; None if there is none."""
+        """Text of the user's first message in the conversation; None without such a message."""
         asked = (message.get("content") for message in self.conversation if message.get("role") == "user")
         return next(map(content_text, asked), None)
 
 
 class Together(Struct, frozen=True, omit_defaults=True):
-    """The outputs that a grader has looked at together, and what it says of them as a whole."""
+    """The outputs that a grader has judged together, and its verdict on them as a whole."""
 
     digest: str
-    """digest of these outputs: a verdict counts only as long as the run has the same ones"""
+    """digest of these outputs: a verdict counts only while the run has exactly these"""
     score: Any = None
     """the grader's own number for all of them, such as a corpus metric; left out if it gives none, or could not judge
     one of them"""
@@ -450,7 +450,7 @@ class Step(Struct, frozen=True):
     nth: int
     """number among the equal requests of this turn, from 1"""
     response: Any
-    """the answer. That of a tool has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
+    """the answer. A tool's answer has `tool`, `arguments`, `result`, with a workspace `files`, and if a Python function
     of the eval's `tools` raised, `traceback`, as in `errors.jsonl`; `settled` if the call was cut off and the result
     is what a person said (`happened`) or an error (`error_result`)"""
     usage: Usage
@@ -466,7 +466,7 @@ class Step(Struct, frozen=True):
 Record = Output | Grade | ErrorRecord | Step
 
 KEY_PLACE: Final = slice(8, 47)
-"""Where the key is in a line of each journal: it is the first field, and a digest. Lines are found by it."""
+"""The place of the key in a line of each journal: the first field, a digest, by which lines are found."""
 
 _encoder = Encoder()
 

@@ -1,8 +1,8 @@
 """Opens the files of a run: regular files of a sane size, or a clear error.
 
 A run may be fetched, shared or somebody else's. What should be a file may be a pipe that never answers, a device that
-never ends, or larger than memory. Every reader of a run directory opens files here, so that such a file is damage of
-that run, named with its path, and never a command that hangs.
+never ends, or larger than memory. Every reader of a run directory opens files here, so that such a file is
+reported as damage, with its path, and no command ever hangs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST: Final = 1 << 28
 LONGEST_LINE: Final = 1 << 30
 """bytes of a line of a journal or report"""
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""what decoding raises for data that is not of its type, not text, or nested too deeply"""
+"""errors of decoding data that has the wrong type, is not text, or is nested too deeply"""
 _KINDS: Final = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
@@ -50,7 +50,7 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raise RunFileError if there is something at a path that is not a regular file."""
+    """Raise RunFileError if a path exists and is not a regular file."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
     except OSError:

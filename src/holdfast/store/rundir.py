@@ -35,7 +35,7 @@ T = TypeVar("T")
 LEDGER: Final = "batches"
 """The journal of batches: see `holdfast.batches.ledger`."""
 ARCHIVE: Final = "archived"
-"""Folder beside the runs of an eval where `--fresh` puts the old ones."""
+"""Folder, next to an eval's runs, to which `--fresh` moves the old runs."""
 
 
 def bytes_to_publish() -> int:
@@ -70,7 +70,7 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The lease, beside the directory, so that it stays when the directory is archived."""
+        """The lease, next to the directory, so that it stays when the directory is archived."""
         return self.path.with_name(f"{self.path.name}.lock")
 
     @property
@@ -143,7 +143,7 @@ class RunDir:
         return index
 
     def _remove_leftovers(self) -> None:
-        """Remove what a killed process has left under temporary names."""
+        """Remove temporary files that killed processes have left."""
         for place in ("", "batches/", f"{FOLDER}/*/"):
             for leftover in self.path.glob(f"{place}.*.tmp"):
                 with suppress(OSError):
@@ -158,7 +158,7 @@ class RunDir:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def read_manifest(self) -> Manifest | None:
-        """Read the manifest; None if there is none yet."""
+        """Read the manifest; None if it is not written yet."""
         try:
             data = read_file(self.manifest)
         except FileNotFoundError:
@@ -178,7 +178,7 @@ class RunDir:
         return manifest
 
     def read_metrics(self) -> Metrics | None:
-        """Read the metrics; None if there are none yet. Raises ResultsError if they are damaged."""
+        """Read the metrics; None if they are not written yet. Raises ResultsError if they are damaged."""
         data = self._read(self.metrics, dict[str, Any])
         if data is None:
             return None
@@ -190,7 +190,7 @@ class RunDir:
             raise self._damaged(self.metrics, error) from error
 
     def read_gate(self) -> GateOutcome | None:
-        """Read whether the run met its gate; None without one. Raises ResultsError if that is damaged."""
+        """Read the result of the run's gate; None without a gate. Raises ResultsError if it is damaged."""
         if not self.gate.exists() or not self.finished:
             return None
         from holdfast.store.metrics import GateOutcome
@@ -198,8 +198,8 @@ class RunDir:
         return self._read(self.gate, GateOutcome)
 
     def write_gate(self, gate: GateOutcome | None) -> None:
-        """Store whether the run met its gate, if that differs from what is stored; None: it has no gate."""
-        with suppress(ResultsError, VersionError):  # what cannot be read is written again
+        """Store the result of the run's gate, if it has changed; None: the run has no gate."""
+        with suppress(ResultsError, VersionError):  # an unreadable file is written again
             if self.read_gate() == gate:
                 return
         if gate is None:
@@ -223,7 +223,7 @@ class RunDir:
         try:
             lines = read_lines(file, self.results)
             head = next(lines, b"")
-            if not head.endswith(b'"trials":[\n'):  # not as we write it: a trial per line
+            if not head.endswith(b'"trials":[\n'):  # not written by us, with a trial per line
                 from holdfast.store.metrics import Results
 
                 results = self._read(self.results, Results)
@@ -239,7 +239,7 @@ class RunDir:
         except UNREADABLE as error:
             raise self._damaged(self.results, error) from error
         finally:
-            with suppress(OSError):  # of no interest to a reader, who may have stopped reading long ago
+            with suppress(OSError):  # the reader may have stopped long ago and does not care
                 file.close()
 
     def newer(self, manifest: Manifest) -> str | None:

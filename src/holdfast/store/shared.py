@@ -1,7 +1,7 @@
 """Journals that a run shares with the run that it borrows from, so that reuse costs no bytes.
 
     shared/<lender>/outputs.0.523456.jsonl   the lender's first file of outputs, of which 523,456 bytes count
-    shared/<lender>/unwanted.json            keys of outputs in these files that are not of this run
+    shared/<lender>/unwanted.json            keys of outputs in these files that do not belong to this run
 
 What counts is in the name, so no crash can separate the two. If the file system can clone files (btrfs, XFS), both runs
 have a file of their own with the same blocks. Otherwise both have a hard link to one file, which is sealed: nobody may
@@ -77,7 +77,7 @@ def journal_size(path: Path) -> int:
 
 
 def unwanted_keys(path: Path) -> frozenset[str]:
-    """Return the keys of outputs in a journal that are not of this run."""
+    """Return the keys of outputs in a journal that do not belong to this run."""
     if end_of(path) is None:
         return frozenset()
     try:
@@ -92,7 +92,7 @@ def unwanted_keys(path: Path) -> frozenset[str]:
 
 
 def write_unwanted(folder: Path, keys: Iterable[str]) -> None:
-    """Record, before a journal is shared, which of its outputs are not of this run."""
+    """Record, before a journal is shared, which of its outputs do not belong to this run."""
     make_directory(folder)
     unwanted = sorted(keys)
     if unwanted:
@@ -142,7 +142,7 @@ def _clone(source: Path, place: Path) -> bool:
 
 
 def link_sealed(source: Path, place: Path) -> bool:
-    """Link a file that nobody may write from now on; False, and the file as it was, if that is impossible."""
+    """Seal a file and link to it; if that is impossible, return False and leave the file unchanged."""
     mode = stat.S_IMODE(source.stat().st_mode)
     try:
         if mode & _WRITABLE:
@@ -165,7 +165,7 @@ def unseal(path: Path) -> None:
     except FileNotFoundError:
         return
     if status.st_mode & _WRITABLE or not os.access(path.parent, os.W_OK):
-        return  # a run that somebody protected as a whole stays as it is
+        return  # a run that somebody protected as a whole stays protected
     if status.st_nlink == 1:
         with suppress(PermissionError):  # another user's, as in the folder of a group: a copy is this user's
             path.chmod(_unsealed(path, stat.S_IMODE(status.st_mode)))
@@ -176,7 +176,7 @@ def unseal(path: Path) -> None:
 
 
 def _unsealed(path: Path, mode: int) -> int:
-    """Let those who may read a file write it too, if they could write a new file in its folder."""
+    """Give everybody who may read a file the right to write it, if a new file in its folder would have that right."""
     probe = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # both the umask and the folder's ACL count
     try:

@@ -1,4 +1,4 @@
-"""What a run has spent so far: tokens, requests, dollars and time, over all its processes."""
+"""The spending of a run so far: tokens, requests, dollars and time, over all its processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Spent(msgspec.Struct):
             self.add_time(time - seconds, time)
 
     def become(self, other: Spent) -> None:
-        """Take the numbers of another one, which was read from the journals."""
+        """Take over the numbers of another object, which was read from the journals."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(other, name))
 

@@ -1,7 +1,7 @@
 """The trials of a run as a table that pages select from, kept up to date while the run goes on.
 
-The table of a large finished run was published with its report, and is only read. Any other one is made from the run's
-index, in memory or a temporary file.
+The table of a large finished run was published with its report, and is only read. Any other table is made from the
+run's index, in memory or in a temporary file.
 
 A row number stands for the same trial as long as the dataset stays as it is.
 """
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from holdfast.view.snapshot import Facet, Snapshot
 
 Progress = Callable[[float], None]
-"""gets the share of the work that is done, from 0 to 1; 0 if it will take a while"""
+"""called with the share of the work that is done, from 0 to 1; with 0 if it will take a while"""
 
 _MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
 _PREVIEW: Final = 300
 """characters of an answer in a row"""
 _MOST_VALUES: Final = 10_000
-"""a field with more different values is a text or an id, and groups nothing"""
+"""maximum number of values of a field that groups rows; with more, it is a text or an id"""
 
 
 class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
     status: RowStatus
     score: float | None
     graders: dict[str, tuple[RowStatus, float | None]]
-    """status and score by grader, of those that look at the row"""
+    """status and score by grader, for graders that apply to the row"""
     turns: int | None
     tokens: int | None
     cost: float | None
@@ -120,7 +120,7 @@ class Columns:
         self._refreshing = Lock()
 
     def open(self, progress: Progress) -> None:
-        """Take the published table if it fits, else make one."""
+        """Open the published table if it is valid, else make one."""
         view, state = RunView(self.rundir), self._read_state()
         filler = None
         table = open_published_table(self.rundir, view.graders) if view.metrics is not None else None
@@ -157,7 +157,7 @@ class Columns:
     def find_text(self, text: str, wait: float | None) -> tuple[bytes, bool]:
         """Search transcripts and ids for at most `wait` seconds; return a byte of 1 for each row that contains a text.
 
-        Also returns whether the search has ended; if not, it goes on, and the next call returns more.
+        Also return True if the search has ended; otherwise it goes on, and the next call returns more.
         """
         with self.lock:
             key = text, self.generation
@@ -171,7 +171,7 @@ class Columns:
     def field(self, name: str, position: int = 0) -> tuple[list[str], str]:
         """Return the values of a field of the rows, and the table with the number of each row's value.
 
-        The value 0 stands for rows that the dataset no longer has. The dataset is read at the first time. Raises
+        The value 0 stands for rows that the dataset no longer has. The first call reads the dataset. Raises
         QueryError, for a place in a query, if no row has the field or if it has too many values.
         """
         while True:
@@ -179,7 +179,7 @@ class Columns:
                 table, rows = self.table, self.table.rows
                 if name in table.fields:
                     return table.fields[name]
-            values, numbers = self._read_field(table, name, position)  # for long; others may read meanwhile
+            values, numbers = self._read_field(table, name, position)  # which takes long; others may read meanwhile
             with self.lock:
                 if self.table is table and table.rows == rows:
                     table.set_field(name, values, enumerate(numbers))
@@ -243,7 +243,7 @@ class Columns:
             return self._changed(self.rows)
 
     def _read_state(self) -> object:
-        """Return what changes when the table has to be made anew: the report, the dataset, and a published journal."""
+        """Return stamps of the report, the dataset and published journals: if one changes, the table is rebuilt."""
         try:
             dataset = Dataset(self.view.spec).stamp() if not self.rundir.finished else ()
         except HoldfastError:
@@ -251,7 +251,7 @@ class Columns:
         return dataset, [_stamp(path) for path in (self.rundir.metrics, self.rundir.manifest)], self._journals()
 
     def _journals(self) -> list[object]:
-        """Return the sizes of the journals of a finished run, which stay as they are."""
+        """Return the sizes of the journals of a finished run, which no longer change."""
         if not self.rundir.finished:
             return []
         return [_stamp(path) for kind in ("outputs", "grades") for path in self.rundir.journals(kind)]
@@ -279,7 +279,7 @@ def _stamp(path: Path) -> object:
 
 
 def _ignore(share: float) -> None:
-    """Take progress that nobody looks at."""
+    """Ignore the progress."""
 
 
 def open_columns(rundir: RunDir, progress: Progress | None = None) -> Columns:

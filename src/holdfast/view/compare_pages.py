@@ -34,9 +34,9 @@ _KEPT: Final = 4
 """comparisons that are kept for the next page, and runs whose scores are kept"""
 _MOST_RUNS: Final = 12
 _PATIENCE: Final = 3.0
-"""seconds that a page waits for a comparison; beyond, it says so and loads again"""
+"""seconds that a page waits for a comparison; after that, it says so and loads again"""
 _MANY: Final = 20_000
-"""trials of a run whose answers are shown only once its columns are there: finding them takes long without"""
+"""number of trials above which finding answers takes long, so that they are shown only once the columns are there"""
 
 
 class WaitingPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +51,15 @@ class ComparePage(RunComparison, frozen=True, kw_only=True):
 
     waiting: bool = False
     without_answers: bool
-    """a run is so large that its answers take time to be found"""
+    """a run is so large that finding its answers takes time"""
     here: str
     """address of the comparison"""
     query: str
-    """the part of this page's address after it that chooses samples"""
+    """the rest of this page's address, which chooses samples"""
     swapped: str
     """address of the comparison the other way round; empty for more than two runs"""
     grid: str
-    """address of the runs as a grid, where they are of several evals; else empty"""
+    """address of the runs as a grid; empty unless they belong to several evals"""
     previous: str
     next: str
 
@@ -73,7 +73,7 @@ class BesidePage(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[str]
     """addresses of the trials of the sample"""
     position: int
-    """among the samples that were chosen, from 1; 0: it is not among them"""
+    """position among the chosen samples, from 1; 0 if it is not one of them"""
     total: int
     previous: str
     next: str
@@ -84,7 +84,7 @@ class SuitePage(msgspec.Struct, frozen=True, kw_only=True):
 
     grid: SuiteGrid
     links: list[str]
-    """by row: address of the comparison of its runs, where there are several finished ones"""
+    """by row: address of the comparison of its finished runs, if there are several"""
 
 
 def routes(site: Site) -> list[web.RouteDef]:
@@ -115,7 +115,7 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 
 class _Comparisons:
-    """Comparisons that were asked for last, with the runs they were made of: kept until one of these changes."""
+    """The latest comparisons, each kept until one of its runs changes."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

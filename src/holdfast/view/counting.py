@@ -1,8 +1,8 @@
-"""Numbers of a run that its trials are counted for: funnel, distributions, activity; once for each state of the run.
+"""Numbers that need a count of a run's trials: funnel, distributions, activity; once for each state of the run.
 
-Counting a million trials takes seconds, so a page waits for a moment and otherwise shows what was counted before, if
-anything. Trials are counted in a thread, and those of a large finished run in a helper process, which this module is
-when it runs as a program: a busy thread would hold up the pages.
+Counting a million trials takes seconds, so a page waits for a moment and otherwise shows the previous counts, if
+any. A busy thread would hold up the pages, so the trials of a large finished run are counted in a helper process,
+which is this module run as a program; other trials are counted in a thread.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PATIENCE: Final = 0.25
 _KEPT: Final = 8
 """runs whose numbers are kept"""
 _MANY: Final = 100_000
-"""trials of a finished run that a helper process counts"""
+"""number of trials of a finished run above which a helper process counts them"""
 _NICENESS: Final = 5
-"""of the helper process, so that a run on the same machine goes first"""
+"""niceness of the helper process, so that a run on the same machine goes first"""
 _STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded" else status for status in STATUSES)
 """by the codes of statuses, less one"""
 _COLUMNS: Final = ("sample", "outcome", "score", "turns", "tokens", "cost", "started", "seconds", "first_token")
@@ -56,7 +56,7 @@ class Counting:
         self._latest: dict[str, Overview] = {}
 
     def overview(self, run: str, view: RunView) -> Overview:
-        """Return a run in numbers, maybe those of a moment ago; without a count, if there has never been one."""
+        """Return a run in numbers, which may be a moment old, or without counts if its trials were never counted."""
         with suppress(TimeoutError):
             columns = self._site.columns(run, _PATIENCE)
             columns.refresh()
@@ -75,7 +75,7 @@ class Counting:
 
 
 def count_run(view: RunView, columns: Columns) -> Overview:
-    """Return a run in numbers, for which all its trials are counted."""
+    """Count all trials of a run, and return the run in numbers."""
     overview = _count_in_helper(columns) if columns.rows >= _MANY and columns.settled else None
     if overview is None:
         return run_overview(view, count_rows(view, columns))

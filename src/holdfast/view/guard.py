@@ -57,7 +57,7 @@ class AccessRules:
     names: frozenset[str] = LOOPBACK
     """names of this server, as `Host` has them"""
     port: int | None = None
-    """None for a socket, which is reached through whatever port is forwarded to it"""
+    """None for a Unix socket, which may be reached through any forwarded port"""
     any_address: bool = False
     """the server listens on all addresses of the machine; a number cannot be made to point elsewhere"""
 
@@ -68,7 +68,7 @@ class AccessRules:
 
 
 def read_key(home: Path) -> str:
-    """Return the key of this user, which is made once: open tabs survive a restart of the server."""
+    """Return this user's key, which is made once, so that open tabs survive a restart of the server."""
     path = home / "view.key"
     make_directory(home)
     fresh = home / f".view.key.{secrets.token_hex(4)}.tmp"
@@ -146,12 +146,12 @@ def _has_key(rules: AccessRules, request: web.BaseRequest) -> bool:
 
 
 def is_key(rules: AccessRules, text: str) -> bool:
-    """True if a text is the key, in a time that does not depend on how much of it is right."""
+    """Compare a text with the key in constant time."""
     return hmac.compare_digest(text.encode("utf-8", "surrogateescape"), rules.key.encode())
 
 
 def guard(rules: AccessRules) -> Middleware:
-    """Return the middleware that answers only those who may ask."""
+    """Return the middleware that refuses requests without the right to ask."""
 
     @web.middleware
     async def check(
@@ -170,7 +170,7 @@ def guard(rules: AccessRules) -> Middleware:
 
 
 def _let_in(rules: AccessRules, request: web.Request) -> web.Response:
-    """Exchange the key for a cookie, and go on to a page whose address does not have it."""
+    """Exchange the key for a cookie, and redirect to a page without the key in its address."""
     if not is_key(rules, request.query.get("key", "")):
         return web.Response(status=401, text="That is not the key. Open the address that `holdfast view` printed.\n")
     page = request.query.get("to", "/")

@@ -1,7 +1,7 @@
 """`/jobs`: what this user submitted to clusters. `/jobs/INVOCATION`: one invocation, with the ends of its logs.
 
-Clusters are asked in a thread of their own and at most every ten seconds. A page shows what was known last, and when;
-a cluster that does not answer says nothing about its jobs.
+Clusters are asked in a thread of their own and at most every ten seconds. A page shows the last answer and its time;
+if a cluster does not answer, that says nothing about its jobs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JobsPage(msgspec.Struct, frozen=True, kw_only=True):
     """why the clusters could not be asked"""
     logs: list[LogEnd] = []
     runs: dict[str, str] = {}
-    """ids of the runs of tasks, of those that are on this machine, by their paths"""
+    """ids of the tasks' runs that are on this machine, by their paths"""
     one: bool = False
     """the page of one invocation"""
 
@@ -77,7 +77,7 @@ class Board:
         self._asking: Future[_Answer] | None = None
 
     def look(self, site: Site) -> tuple[_Answer | None, bool]:
-        """Return the last answer, and whether a newer one is awaited."""
+        """Return the last answer, and True while a newer answer is awaited."""
         if self._asking is None and time.monotonic() >= self._next:
             self._asking = site.ask_cluster(self._ask)
         asking = self._asking

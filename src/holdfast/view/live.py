@@ -1,7 +1,7 @@
 """Runs that are being written: their numbers so far, and a stream of events for pages that follow them.
 
-A run is only read. Its journals are looked at once a second while somebody looks at the page, and less often where a
-look takes long; the files say everything that there is to know, also that its process is gone.
+Runs are only read. While a page is open, the run's journals are read once a second, or less often if that takes
+long. The files say everything, even that the run's process is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOAD: Final = 0.1
 _WINDOW: Final = 60.0
 """seconds over which the rate is measured"""
 _LARGE: Final = 32 << 20
-"""bytes of outputs from which on they are not counted for a first look"""
+"""size of outputs in bytes above which a first look estimates their number"""
 _SAMPLED: Final = 1 << 18
 """bytes of each journal from which the number of its lines is estimated"""
 _SILENCE: Final = 15.0
@@ -102,7 +102,7 @@ class LiveNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Looks at one run for everybody who follows it."""
+    """Watches one run for all pages that follow it."""
 
     def __init__(self, run: str, rundir: RunDir, columns: Callable[[], Columns | None]) -> None:
         self._run = run
@@ -114,10 +114,10 @@ class Watch:
         self._next = 0.0
         self._reported: dict[str, Any] | None = None
         self._measured: tuple[int, dict[str, Any]] | None = None
-        """by the generation of the columns, what takes a while to add up"""
+        """the numbers that take a while to add up, with the generation of the columns"""
 
     def numbers(self) -> LiveNumbers:
-        """Return the numbers of this moment, or those of the last look where it was only just now."""
+        """Return the current numbers, or the last ones if they are recent enough."""
         with self._lock:
             began = time.monotonic()
             if self._last is None or began >= self._next:
@@ -152,7 +152,7 @@ class Watch:
         return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
 
     def _first_look(self, status: Status) -> LiveNumbers:
-        """Return what is known while the journals are read for the first time."""
+        """Return estimates while the journals are read for the first time."""
         if status != "finished" and (estimate := estimate_outputs(self._rundir)) is not None:
             manifest = self._rundir.read_manifest()
             total = 0 if manifest is None else manifest.dataset.count * manifest.trials
@@ -172,7 +172,7 @@ class Watch:
 
 
 def _count(table: TrialTable) -> dict[str, Any]:
-    """Return what can be counted at once, also if there are a million trials."""
+    """Return the numbers that can be counted at once, even over a million trials."""
     counts: Counter[str] = Counter()
     done = ungraded = 0
     for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
@@ -184,7 +184,7 @@ def _count(table: TrialTable) -> dict[str, Any]:
 
 
 def _measure(table: TrialTable) -> dict[str, Any]:
-    """Return what is added up over all trials."""
+    """Return the numbers that are added up over all trials."""
     errors: Counter[str] = Counter()
     for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
         errors[table.outcomes[number].error] += count
@@ -249,7 +249,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         return await _stream(site, request, look)
 
     async def answer(request: web.Request) -> web.Response:
-        """Answer the events of this moment, for pages to which streams do not get through."""
+        """Answer with the current events, for pages that cannot receive streams."""
         events = await site.in_thread(look_for(request))
         return web.json_response(
             body=msgspec.json.encode([(name.partition(" ")[0], data) for name, data in events.items()])
@@ -263,7 +263,7 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 
 Events = dict[str, dict[str, Any]]
-"""what a page may know now: by event and run, its data"""
+"""the current data by event and run"""
 
 
 def _run_events(watched: list[LiveNumbers]) -> Events:
@@ -287,12 +287,12 @@ def _list_events(site: Site) -> Events:
 
 
 def run_states(site: Site) -> dict[str, Status]:
-    """Return the status of each run, as far as the names of its files tell."""
+    """Return the status of each run, judged only by the names of its files."""
     return {run: _status(rundir) for run, rundir in site.rundirs()}
 
 
 def stamp_of(states: dict[str, Status]) -> str:
-    """Return what changes when runs come, go or end."""
+    """Return a digest that changes when runs come, go or end."""
     return digest(sorted(states.items()))
 
 

@@ -12,7 +12,7 @@
     -failed  -word              the opposite
     failed or error             either; terms side by side must all hold; ( ) group
 
-`parse_query` knows the grammar, and not which graders and fields a run has: `snapshot` looks up the names.
+`parse_query` knows only the grammar; `snapshot` looks up the names of the run's graders and fields.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 FLAGS: Final = ("stopped", "reused")
 _WORDS: Final = (*STATUSES, *FLAGS)
 _MOST: Final = 4_000
-"""characters of a query"""
+"""maximum number of characters in a query"""
 _DEEPEST: Final = 50
-"""parentheses and minus signs inside each other"""
+"""maximum depth of nested parentheses and minus signs"""
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _TOKEN: Final = re.compile(
     rf"""(?P<space>\s+)
@@ -45,7 +45,7 @@ _TOKEN: Final = re.compile(
 
 
 class HasStatus(NamedTuple):
-    """The trial has a status; with a name, a grader or a checkpoint gave it."""
+    """The trial has a status, or with a name, the grader or checkpoint gave this status."""
 
     name: str
     status: str
@@ -59,7 +59,7 @@ class HasFlag(NamedTuple):
 
 
 class Compares(NamedTuple):
-    """A number or a field compares with a value."""
+    """A number or a field is compared with a value."""
 
     name: str
     operator: str
@@ -123,7 +123,7 @@ def _leaves(condition: Condition) -> Iterator[Condition]:
 
 
 def parse_query(text: str) -> Query:
-    """Parse a query; an empty one selects everything. Raises QueryError with the position of a mistake."""
+    """Parse a query; an empty query selects everything. Raises QueryError with the position of a mistake."""
     if len(text) > _MOST:
         raise QueryError(f"the filter has {len(text):,} characters, at most {_MOST:,} are allowed", _MOST)
     parser = _Parser(text)

@@ -1,4 +1,4 @@
-"""`/`: the runs, by eval. `/compare?run=…&run=…`: on to the comparison of the runs that were ticked."""
+"""`/`: the runs, by eval. `/compare?run=…&run=…`: redirects to the comparison of the ticked runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EvalGroup(msgspec.Struct, frozen=True):
     name: str
     runs: list[ListedRun]
     trend: list[TrendPoint]
-    """scores of its finished runs, the oldest first; none where there are fewer than two"""
+    """scores of its finished runs, the oldest first; empty if there are fewer than two"""
 
 
 class ArchivedRun(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ def summaries(site: Site) -> list[RunSummary]:
     runs = [run for run in list_runs(site.runs_dir) if run.id not in site.named]
     for name, rundir in site.named.items():
         if (summary := summarize_run(rundir)) is not None:
-            runs.append(msgspec.structs.replace(summary, id=name))  # an archived one has another name here
+            runs.append(msgspec.structs.replace(summary, id=name))  # an archived run has another name here
     return sorted(runs, key=lambda run: (-run.written, run.name, run.id))
 
 

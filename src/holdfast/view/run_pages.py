@@ -1,6 +1,6 @@
 """`/run/ID` and `/run/ID/trial/SAMPLE/N`: a run in numbers, and a trial as a conversation.
 
-A trial's stored line is at `…/line`, and files of workspaces are at `/files/RUN/DIGEST`, by their digests alone.
+A trial's stored line is at `…/line`, and files of workspaces are at `/files/RUN/DIGEST`, named only by digest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WHOLE: Final = 500
 _FIRST, _LAST = 50, 200
 """messages of a longer conversation that are shown at its beginning and its end"""
 _WINDOW: Final = 200
-"""messages that a link to those between shows"""
+"""messages that a link to the omitted ones shows"""
 _DOWNLOAD: Final = 20_000_000
 """bytes of a line or a file beyond which it is not shown, but downloaded"""
 _SAFE: Final = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
@@ -53,7 +53,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     overview: Overview
     status: Status
     progress: str
-    """trials that have an output, of how many"""
+    """number of trials with an output, and of all trials"""
     gate: GateOutcome | None = None
     """of a finished run that has one"""
     building: float | None = None
@@ -101,7 +101,7 @@ class TrialPage(msgspec.Struct, frozen=True, kw_only=True):
         return [*checkpoints, *graders]
 
     def link(self, name: str, value: str | int) -> str:
-        """Return the address of this page with another value in its query; an empty one leaves the name out."""
+        """Return the address of this page with another value in its query; an empty value removes the name."""
         asked = {key: text for key, text in {**self.asked, name: str(value)}.items() if text}
         return f"{self.address}?{urlencode(asked)}" if asked else self.address
 
@@ -192,7 +192,7 @@ def _number(text: str | None) -> int | None:
 
 
 def shorten(timeline: Timeline, start: int | None = None) -> Timeline:
-    """Leave messages of a long conversation out: all but its beginning and its end, or but those from a number on."""
+    """Shorten a long conversation to its beginning and its end, and some messages from `start` if that is given."""
     numbers = [message.number for message in timeline.messages if message.number]
     if len(numbers) <= _WHOLE:
         return timeline
@@ -221,7 +221,7 @@ class _Bytes(msgspec.Struct, frozen=True):
 
 
 async def _respond_bytes(site: Site, request: web.Request, make: Callable[[], _Bytes]) -> web.Response:
-    """Answer bytes as plain text where they are a text of moderate length, as a picture, or as a download."""
+    """Answer with bytes as plain text if they are a text of moderate length, else as a picture or a download."""
     content = await site.in_thread(make)
     is_text = len(content.data) <= _DOWNLOAD and b"\0" not in content.data and _is_utf8(content.data)
     kind = "text/plain; charset=utf-8" if is_text else media_type_of(content.data)
@@ -243,7 +243,7 @@ def _is_utf8(data: bytes) -> bool:
 def _line(site: Site, request: web.Request) -> _Bytes:
     trial = _find_trial(site, request)
     if not isinstance(trial, GradedTrial) or trial.line is None:
-        raise NotFound("this trial has no output yet, so there is no line of it")
+        raise NotFound("this trial has no output yet, so it has no stored line")
     return _Bytes(trial.line.read(), f"{trial.output.sample}-{trial.output.trial}.json")
 
 

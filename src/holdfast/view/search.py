@@ -45,7 +45,7 @@ _FILE_SHIFT: Final = 48
 _OFFSET: Final = (1 << _FILE_SHIFT) - 1
 """a place is the number of a file, and an offset in it"""
 _OPAQUE: Final = frozenset({"role", "type", "id", "tool_call_id"})
-"""keys in transcripts whose values are not text that anybody said"""
+"""keys in transcripts whose values are not part of what was said"""
 _TEXT_KEYS: Final = (b'"content":', b'"output":', b'"text":', b'"arguments":')
 """keys whose values always count"""
 
@@ -88,7 +88,7 @@ def contains_text(line: bytes, folded: str) -> bool:
     try:
         transcript = _transcript.decode(line)
     except UNREADABLE:
-        return False  # cut off meanwhile, or another line is there now
+        return False  # the line was cut off or replaced meanwhile
     replies = [transcript.output, *(mark.output for mark in transcript.marks)]
     parts = replies, transcript.messages, transcript.state, transcript.calls, transcript.trace
     return any(folded in fold(text) for part in parts for text in _texts(part))
@@ -111,7 +111,7 @@ class _Needle(NamedTuple):
 
     folded: str
     piece: bytes
-    """what lines that contain the text certainly contain, in lower case; empty if nothing is certain"""
+    """bytes, in lower case, that every line with the text contains; empty if there are no such bytes"""
     whole: bool
     """the piece is the whole text"""
 
@@ -177,7 +177,7 @@ def _certainly_text(lowered: bytes, start: int, place: int) -> bool:
     if lowered.find(b"\\", max(start, place - _LONGEST_ESCAPE), place) >= 0:
         return False
     quote = lowered.rfind(b'"', start, place)
-    if quote < 0 or lowered[quote - 1] == 92:  # an escaped quotation mark: the string begins further in front
+    if quote < 0 or lowered[quote - 1] == 92:  # an escaped quotation mark: the string begins earlier
         return False
     return lowered[max(start, quote - 12) : quote].endswith(_TEXT_KEYS)
 
@@ -246,7 +246,7 @@ class TextHits:
             self._ended.set()
 
     def flags(self, wait: float | None) -> tuple[bytes, bool]:
-        """Return a byte of 1 for each row found after at most `wait` seconds, and whether these are all."""
+        """Wait up to `wait` seconds; return a byte of 1 for each row found so far, and True if the search has ended."""
         complete = self._ended.wait(wait)
         if self._error is not None:
             raise self._error
@@ -281,7 +281,7 @@ def main() -> None:
     def read(file: int, offset: int, size: int) -> bytes:
         return os.pread(files[file], size, offset)  # a mapped file must not be truncated while it is read
 
-    with suppress(BrokenPipeError):  # nobody wants to know any more
+    with suppress(BrokenPipeError):  # nobody waits for the result
         for rows in search_lines(read, at, length, job.text):
             if rows:
                 sys.stdout.buffer.write(array("I", rows))

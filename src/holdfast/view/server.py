@@ -37,7 +37,7 @@ _STATIC: Final = {
     if path.name.endswith((".js", ".css", ".svg"))
 }
 _PORTS: Final = 100
-"""ports that are tried, from the first one on"""
+"""number of consecutive ports that are tried"""
 
 
 def application(site: Site, rules: AccessRules) -> web.Application:
@@ -63,7 +63,7 @@ def _problems(site: Site) -> Middleware:
     async def show(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer with a page also where there is none, and where making it failed."""
+        """Show a page for errors, too: unknown addresses, and pages that could not be made."""
         try:
             return await handler(request)
         except web.HTTPNotFound:
@@ -149,7 +149,7 @@ def names_of(host: str) -> frozenset[str]:
 
 
 async def serve(site: Site, rules: AccessRules, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Answer requests until a signal ends it, also while pages follow a run."""
+    """Answer requests until a signal ends the server, even while pages follow a run."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     runner = web.AppRunner(application(site, rules), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

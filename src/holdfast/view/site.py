@@ -1,7 +1,7 @@
 """The runs that are shown, and how a page is answered.
 
 A page is a struct, made in a thread, which a template shows; the same address with `.json` answers the struct itself.
-No address has a path in it: runs are found by their ids, below the runs directory and among those that were named.
+No address contains a path: runs are found by id, below the runs directory and among the runs named at the start.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NotFound(UsageError):
 
 
 class _ArchivedRunView(RunView):
-    """Reads an archived run under the name that it has in addresses: the run that replaced it has the same id."""
+    """Reads an archived run under its name in addresses: the run that replaced it has the same id."""
 
     def __init__(self, rundir: RunDir, name: str) -> None:
         super().__init__(rundir)
@@ -113,7 +113,7 @@ class Site:
     def __init__(self, runs_dir: Path, home: Path, named: Mapping[str, RunDir] | None = None) -> None:
         self.runs_dir = runs_dir
         self.home = home
-        """`$HOLDFAST_HOME`, where the key and caches are"""
+        """`$HOLDFAST_HOME`, the folder of the key and the caches"""
         # msgspec looks at a struct's fields when it is first decoded, and two threads that do so at once can crash.
         for kind in _READ_IN_THREADS:
             msgspec.json.Decoder(kind)
@@ -128,7 +128,7 @@ class Site:
         self._decided: dict[str, threading.Event] = {}
         """by run: set when its columns are there, or will take a while"""
         self.shares_read: dict[str, float] = {}
-        """of runs whose columns are being built, how much of it is done, from 0 to 1"""
+        """share of the work that is done, from 0 to 1, by run whose columns are being built"""
         self.watches: dict[str, Watch] = {}
         """runs that somebody follows"""
         self.snapshots: dict[tuple[str, str, str, int | None], Snapshot] = {}
@@ -137,11 +137,11 @@ class Site:
         """set when the server ends; streams end with it"""
 
     def prepare(self) -> None:
-        """Begin with what the first pages need, while they wait for other things."""
+        """Begin to read what the first pages need, while they wait for other things."""
         self._threads.submit(compile_templates, _FIRST_TEMPLATES)
 
     def rundirs(self) -> Iterator[tuple[str, RunDir]]:
-        """Yield the id and the directory of every run; those that were named come first."""
+        """Yield the id and the directory of every run; runs named on the command line come first."""
         yield from self.named.items()
         for rundir in find_runs(self.runs_dir):
             run = rundir.path.name.rpartition("-")[2]
@@ -184,7 +184,7 @@ class Site:
         return kept[1]
 
     def columns(self, run: str, wait: float | None = None) -> Columns:
-        """Return the columns of a run; raise TimeoutError if building them takes longer, as soon as that is known."""
+        """Return the columns of a run; raise TimeoutError as soon as it is clear that building them takes longer."""
         rundir = self.rundir(run)
         with self._lock:
             future = self._columns.pop(run, None)
@@ -213,7 +213,7 @@ class Site:
         return None
 
     def trial(self, run: str, sample: str, number: int) -> GradedTrial | Pending | None:
-        """Return a trial, found by the columns of its run where there are any; None where there is no such trial."""
+        """Return a trial, found by its run's columns if they are there; None if there is no such trial."""
         columns = self.columns_if_ready(run)
         row = None if columns is None else columns.find(sample, number)
         near = 0.0 if columns is None or row is None else row / columns.rows
@@ -224,7 +224,7 @@ class Site:
         return [web.get("/index.json" if path == "/" else f"{path}.json", handler), web.get(path, handler)]
 
     async def respond(self, request: web.Request, template: str, make: Callable[[], msgspec.Struct]) -> web.Response:
-        """Answer with a page that is made in a thread: as HTML, or as JSON where the address ends in `.json`."""
+        """Answer with a page that is made in a thread: as HTML, or as JSON if the address ends in `.json`."""
         return await self.in_thread(lambda: self.answer(request, template, make()))
 
     def answer(self, request: web.Request, template: str, page: msgspec.Struct, status: int = 200) -> web.Response:
@@ -237,7 +237,7 @@ class Site:
         )
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what reads files or computes, without holding up other pages."""
+        """Run a function that reads files or computes, without holding up other pages."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def ask_cluster(self, question: Callable[[], T]) -> Future[T]:
@@ -249,7 +249,7 @@ class Site:
         self.ending.set()
 
     def close(self) -> None:
-        """Start no more work, and keep what was read of runs."""
+        """Start no more work, and close the columns of all runs."""
         for pool in (self._threads, self._builders, self._askers):
             pool.shutdown(wait=False, cancel_futures=True)
         for future in self._columns.values():
@@ -257,7 +257,7 @@ class Site:
 
 
 def _close_columns(future: Future[Columns]) -> None:
-    """Close the columns of a run; where they are still being built, that is left out or goes on for nothing."""
+    """Close the columns of a run. If they are not built yet, cancel that; if it has begun, let it finish unused."""
     if not future.cancel() and future.done() and future.exception() is None:
         future.result().close()
 
@@ -276,7 +276,7 @@ def is_json(request: web.Request) -> bool:
 
 
 def _state(rundir: RunDir) -> object:
-    """Return what changes whenever the files of a run do."""
+    """Return a value that changes whenever the files of a run do."""
     journals = [path for name in ("outputs", "grades", "errors", "steps") for path in rundir.journals(name)]
     return [_stamp(path) for path in (rundir.manifest, rundir.metrics, rundir.results, *journals)]
 

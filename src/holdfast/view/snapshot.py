@@ -1,7 +1,7 @@
 """Snapshots: the rows that a query selects from the trials of a run, in an order, with counts.
 
-A query becomes a condition in SQL. What it asks of words and statuses selects outcomes first, of which there are few;
-numbers are compared by the database; hits of a text and values of fields are tables of their own.
+A query becomes a condition in SQL. Conditions on words and statuses first select outcomes, of which there are few;
+the database compares numbers; hits of a text and values of fields have tables of their own.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
 }
 _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "error")
-"""of the statuses of a checkpoint's graders the last one counts for the checkpoint"""
+"""statuses in ascending order: a checkpoint has the last of its graders' statuses"""
 _RANKS: Final = {CODES[status]: rank for rank, status in enumerate(_SEVERITY, 1)}
 _KEPT_BYTES: Final = 16 << 20
-"""of snapshots that are kept for further pages"""
+"""bytes of row numbers in snapshots that are kept for further pages"""
 _KEPT_COUNTS: Final = 8
 
 
@@ -72,8 +72,8 @@ def select(columns: Columns, query: Query, sort: str = "", *, wait: float | None
     """Return the rows for which a query holds, sorted by a column, descending if its name follows `-`.
 
     Rows without a value are last in either direction. Without a column, rows are in the dataset's order. A text is
-    searched for at most `wait` seconds; None waits for the end. Until the end, rows that are not searched yet count as
-    rows without it. Raises QueryError for names that the run does not have.
+    searched for at most `wait` seconds; None waits for the end. Until then, rows that are not searched yet count as
+    rows without the text. Raises QueryError for names that the run does not have.
     """
     while True:
         # What takes long is done while others may read: the search for texts, and reading fields from the dataset.
@@ -169,7 +169,7 @@ class _Translation:
                 codes = status_codes(table, name, position)
                 return self._outcomes(lambda number, _: (codes[number] == CODES[value]) is (sign == "="))
             self.values.append(_number(condition))
-            return f"coalesce({column} {sign} ?, 0)"  # unknown numbers fulfil no condition, also not `!=`
+            return f"coalesce({column} {sign} ?, 0)"  # unknown numbers meet no condition, not even `!=`
         values, field = self._columns.field(name, position)
         chosen = [number for number, each in enumerate(values) if _fulfils(each, sign, value)]
         self.values.append(msgspec.json.encode(chosen).decode())
@@ -186,14 +186,14 @@ def _number(condition: Compares) -> float:
     except ValueError:
         place = condition.position + len(condition.name) + len(condition.operator)
         raise QueryError(
-            f"`{condition.name}` is compared with a number, and `{condition.value}` is none",
+            f"`{condition.name}` is a number and cannot be compared with `{condition.value}`",
             place,
             f"Write for example `{condition.name}{condition.operator}0.5`.",
         ) from None
 
 
 def _fulfils(text: str, sign: str, value: str) -> bool:
-    """Compare the value of a field, as a text, with a value of a query. A list fulfils what one of its items does."""
+    """Compare the value of a field, as a text, with a value of a query. A list matches if one of its items does."""
     texts = [text]
     if text.startswith("["):
         items = msgspec.json.decode(text)
@@ -209,7 +209,7 @@ def _fulfils(text: str, sign: str, value: str) -> bool:
 
 
 def status_codes(table: TrialTable, name: str, position: int = 0) -> list[int]:
-    """Return for each outcome the code of its status, or of what a grader or a checkpoint said."""
+    """Return for each outcome the code of its status, or of a grader's or checkpoint's verdict."""
     if not name:
         return [outcome.status for outcome in table.outcomes]
     numbers = [number for number, grader in enumerate(table.graders) if grader == name]
@@ -230,7 +230,7 @@ def checkpoints(table: TrialTable) -> list[str]:
 
 
 def number_column(table: TrialTable, name: str) -> str | None:
-    """Return the column of a number, or of a grader's scores; None if there is none of this name."""
+    """Return the column of a number, or of a grader's scores; None if no column has this name."""
     if name in NUMBERS or name == "trial":
         return name
     return score_column(table.graders.index(name)) if name in table.graders else None
@@ -271,7 +271,7 @@ def _ranks(values: list[str]) -> list[int]:
 
 
 def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> dict[str, list[Facet]]:
-    """Count the selected rows by status, by what each grader and checkpoint said, and by stop, error and row field.
+    """Count the selected rows by status, by each grader's and checkpoint's verdict, and by stop, error and row field.
 
     Raises QueryError for fields that no row has, or that have too many values.
     """

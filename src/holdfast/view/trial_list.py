@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PAGE: Final = 100
 """rows of a page without scripts"""
 _MOST: Final = 500
-"""rows that are answered at once"""
+"""maximum number of rows in an answer"""
 _PATIENCE: Final = 0.2
 """seconds that a page waits for columns that are built for the first time, and for hits of a text"""
 _KEPT: Final = 16
@@ -49,7 +49,7 @@ _FACET_VALUES: Final = 12
 _NUMBERS: Final = ("trial", "turns", "tokens", "cost", "seconds", "attempt")
 _result: Final = msgspec.json.Decoder(TrialResult)
 _telling: WeakKeyDictionary[Columns, tuple[int, list[str]]] = WeakKeyDictionary()
-"""by the columns of a run, their generation and the numbers that say something"""
+"""by the columns of a run: their generation, and the numbers that are worth a column"""
 _TERM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+')
 
 
@@ -58,7 +58,7 @@ class Mistake(msgspec.Struct, frozen=True):
 
     message: str
     position: int
-    """of the character where it goes wrong"""
+    """position of the first wrong character"""
     hint: str | None
 
 
@@ -70,7 +70,7 @@ class FacetValue(msgspec.Struct, frozen=True):
     term: str
     """the condition in words"""
     query: str
-    """the filter with this condition added, or taken away where it is part of it"""
+    """the filter with this condition added, or removed if the filter has it"""
     chosen: bool
 
 
@@ -97,7 +97,7 @@ class TrialsPage(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = True
     """False while the search for a text goes on; ask again for further rows"""
     generation: int = 0
-    """of the list of rows, to ask for further rows of the same list"""
+    """generation of the list, to ask for further rows of the same list"""
     settled: int = 0
     """trials that had all their verdicts, or had failed"""
     total: int = 0
@@ -109,7 +109,7 @@ class TrialsPage(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[TrialRow] = []
     graders: list[str] = []
     numbers: list[str] = []
-    """columns of numbers that say something about this run"""
+    """numbers that are worth a column for this run"""
     facets: list[FacetGroup] = []
 
 
@@ -183,7 +183,7 @@ def trials_page(site: Site, run: str, asked: Mapping[str, str]) -> TrialsPage:
 
 
 def _first_rows(view: RunView) -> tuple[list[TrialRow], list[str]]:
-    """Return the first rows of a finished run, in whose report each trial is a line, and the names of its graders."""
+    """Return the first rows of a finished run, read from the lines of its report, and the names of its graders."""
     rows: list[TrialRow] = []
     try:
         with open_binary(view.rundir.results) as file:
@@ -239,7 +239,7 @@ def _number(asked: Mapping[str, str], name: str, default: int | None) -> int | N
 
 
 def _snapshot(site: Site, columns: Columns, run: str, query: str, sort: str, generation: int | None = None) -> Snapshot:
-    """Return the rows of a filter: those of an earlier look where they are asked for and still known."""
+    """Return the rows of a filter, from an earlier generation if the caller asks for it and it is still known."""
     kept = site.snapshots.get((run, query, sort, generation))
     if kept is not None:
         return kept
@@ -262,7 +262,7 @@ def _facet_groups(columns: Columns, snapshot: Snapshot, query: str) -> list[Face
         if "/" in name and sum(each.startswith(name.split("/")[0] + "/") for each in counted) == 1
     }
     groups = [FacetGroup(name, _facet_values(values, query)) for name, values in counted.items() if name not in alone]
-    # What all trials share narrows nothing down.
+    # A value that all trials share narrows nothing down.
     return [group for group in groups if len(group.values) > 1 or any(value.chosen for value in group.values)]
 
 
@@ -276,20 +276,20 @@ def _facet_values(values: list[Facet], query: str) -> list[FacetValue]:
 
 
 def _terms(query: str) -> list[str]:
-    """Return the conditions of a filter that must all hold; none where it has alternatives or groups."""
+    """Return the conditions of a filter that must all hold; none if it has alternatives or groups."""
     terms = _TERM.findall(query)
     return [] if "or" in terms or any(term.lstrip("-").startswith("(") for term in terms) else terms
 
 
 def _toggle(query: str, terms: list[str], term: str) -> str:
-    """Return a filter with a condition added, or without it where it is one of its terms."""
+    """Return a filter with a condition added, or removed if it is one of the filter's terms."""
     if term in terms:
         return " ".join(each for each in terms if each != term)
     return f"({query}) {term}" if query and not terms else f"{query} {term}".strip()
 
 
 def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str, str]) -> Neighbours | None:
-    """Return the place of a trial in the list that an address names; None where it is not in it, or not yet known."""
+    """Return the place of a trial in the list that an address names; None if it is not there, or not yet known."""
     query, sort = asked.get("q", "").strip(), asked.get("sort", "")
     try:
         columns = site.columns(run, _PATIENCE)
@@ -316,7 +316,7 @@ def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str
 
 
 async def _download(site: Site, request: web.Request) -> web.StreamResponse:
-    """Answer all rows of a filter as CSV, piece by piece."""
+    """Answer with all rows of a filter as CSV, piece by piece."""
     run, asked = request.match_info["run"], request.query
     query, sort = asked.get("q", "").strip(), asked.get("sort", "")
 

@@ -131,7 +131,7 @@ def test_an_image_is_imported_once_and_then_reused(place: Place) -> None:
     assert place.files() == [Path(path).with_suffix(".json").name, Path(path).name]
 
 
-def test_of_two_at_once_one_imports_and_both_have_it(place: Place) -> None:
+def test_two_simultaneous_jobs_import_an_image_once(place: Place) -> None:
     image = f"127.0.0.1:1/{place.folder.name}:two"
     place.how(f'until test -e "{place.folder}/go"; do sleep 0.05; done')
     name = str(JobName(ImageReference.parse(image).id, 0, "squash"))
