@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshold: float | None) -> VerdictRef | None:
     """Return the verdict of several judges; None while a vote is missing.
 
-    Usage is that of the votes, which are counted on their own.
+    The verdict has no usage of its own: the votes' usage is counted separately.
     """
     recorded = [vote for vote in votes if vote is not None]
     if len(recorded) < len(votes):
@@ -52,7 +52,7 @@ def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshol
 
 
 def combine_scores(scores: Sequence[float], combine: Combine, threshold: float | None) -> float:
-    """Return one score for several. With `majority` it is 1 if more than half of them pass, else 0."""
+    """Combine several scores. With `majority` the result is 1 if more than half of them pass, else 0."""
     if combine == "majority":
         passes = sum(apply_threshold(threshold, "passed", score) == "passed" for score in scores)
         return float(2 * passes > len(scores))

@@ -194,11 +194,11 @@ def overwrite(path: Path, data: bytes, *, like: Path) -> None:
 
 
 _IN_MEMORY: Final = 1 << 20
-"""size from which the bytes are in a file"""
+"""size in bytes above which the content moves from memory to a file"""
 
 
 class Spool:
-    """A temporary file without a name, whose errors name its folder: nobody else could tell which disk is full."""
+    """A temporary file without a name. Its errors name its folder, so that the user knows which disk is full."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(_IN_MEMORY)

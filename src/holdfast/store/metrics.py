@@ -348,10 +348,10 @@ Verdict = Literal["worse", "not worse", "cannot tell"]
 
 
 class Check(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that a gate looked at."""
+    """A check of a gate."""
 
     what: str
-    """the metric, or what else was looked at"""
+    """the metric, or the subject of another check"""
     passed: bool
     """true if the condition is met"""
     warning: bool
@@ -381,11 +381,11 @@ class Check(Struct, frozen=True, kw_only=True, omit_defaults=True):
     high: float | None = None
     """upper bound, after Holm's correction"""
     p_value: float | None = None
-    """chance of so low a difference in a system that did not change"""
+    """probability of a difference this low if the system did not change"""
     adjusted: float | None = None
-    """the same after Holm's correction over all metrics"""
+    """this probability after Holm's correction over all metrics"""
     detectable: float | None = None
-    """the smallest loss that so many samples show as `worse` four times out of five"""
+    """the smallest loss that this number of samples shows as `worse` four times out of five"""
     rows_for_margin: int | None = None
     """number of samples that would show a loss as large as the margin"""
 
@@ -405,7 +405,7 @@ class GateOutcome(Struct, frozen=True, kw_only=True):
     baseline: str | None
     """the run that this one was compared with, as the eval file names it; null without one"""
     checks: list[Check]
-    """what was looked at, described below"""
+    """the checks, described below"""
 
     @property
     def missed(self) -> tuple[str, ...]:
