@@ -212,3 +212,12 @@ def test_a_journal_that_was_replaced_is_noticed(run: JournaledRun) -> None:
     with pytest.raises(StaleIndexError):
         index.read()
     assert contents(run.rundir.load(repair=False))[:3] == plain_reading(run.rundir)
+
+
+def test_a_follower_of_a_journal_that_was_cut_reads_it_again(run: JournaledRun) -> None:
+    index = run.rundir.load(repair=False)
+    journal = run.rundir.path / "outputs.jsonl"
+    os.truncate(journal, journal.read_bytes().index(b"\n") + 1)
+    index = run.rundir.follow(index)
+    assert contents(index)[:3] == plain_reading(run.rundir)
+    assert len(outputs_in(index)) == 1

@@ -184,13 +184,13 @@ class _LocalWorkers:
                 self._say_in_flight()
                 time.sleep(_LOOK_SECONDS)
                 with suppress(OSError):
-                    index.read(seen=partial(self._show, progress))
+                    index = self._followed = self._rundir.follow(index, partial(self._show, progress))
                     progress.spent.become(index.spent())
                 _, progress.outputs, progress.graded = index.count_so_far(plan.total, graders_per_trial)
                 progress.mark()
                 self._display.tick(progress)
         with suppress(OSError):
-            index.read()
+            self._followed = self._rundir.follow(index)
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.close()

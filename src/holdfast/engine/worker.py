@@ -350,8 +350,9 @@ class Chunks(Supply):
     async def _catch_up(self) -> None:
         """Read what the other workers have done and spent."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._session.index.read)
-            self._session.spent.become(self._session.index.spent())
+            session = self._session
+            session.index = await asyncio.to_thread(session.rundir.follow, session.index)
+            session.spent.become(session.index.spent())
 
     async def _follow(self) -> None:
         while True:

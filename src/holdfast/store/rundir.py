@@ -16,7 +16,7 @@ from holdfast.errors import ManifestError, ResultsError, UsageError, VersionErro
 from holdfast.store.damage import cut_damage
 from holdfast.store.durable import make_directory, remove_leftovers, replacing, sync_directory
 from holdfast.store.home import home_directory
-from holdfast.store.index import RunIndex
+from holdfast.store.index import RunIndex, StaleIndexError
 from holdfast.store.index_files import INDEX, open_index, refresh_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
@@ -25,7 +25,7 @@ from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from holdfast.store.metrics import GateOutcome, Metrics, TrialResult
@@ -101,7 +101,7 @@ class RunDir:
         """True if a journal is shorter than it was for the report. Journals only grow, so lines are missing."""
         sizes = self.journal_bytes()
         pairs = [(getattr(metrics.timing, name), size) for name, size in sizes.items()]
-        return any(before is not None and now < before for before, now in pairs)  # earlier versions recorded no sizes
+        return any(before is not None and now < before for before, now in pairs)  # None in numbers so far
 
     def load(self, *, repair: bool, verify: bool = False) -> RunIndex:
         """Return the index of the run; `repair` only while holding the lease. `verify`: read every line anew.
@@ -126,9 +126,26 @@ class RunDir:
 
         It is published if much was written.
         """
-        refreshed = refresh_index(index, self, self.path / INDEX, durable=False, limit=bytes_to_publish())
+        try:
+            refreshed = refresh_index(index, self, self.path / INDEX, durable=False, limit=bytes_to_publish())
+        except StaleIndexError:
+            refreshed = self._open_index(repair=True)
+            refreshed.keep_rules_of(index)
         refreshed.damage.clear()  # of the last line, which another process may be writing
         return refreshed
+
+    def follow(self, index: RunIndex, seen: Callable[[str, Any], None] | None = None) -> RunIndex:
+        """Return an index with what other processes have appended since; `seen` is as for `RunIndex.read`.
+
+        It is a new one if a journal has become shorter: its writer cuts off what it could not sync.
+        """
+        try:
+            index.read(seen=seen)
+        except StaleIndexError:
+            fresh = self._open_index(repair=False)
+            fresh.keep_rules_of(index)
+            return fresh
+        return index
 
     def _open_index(self, *, repair: bool) -> RunIndex:
         own = self.path / INDEX

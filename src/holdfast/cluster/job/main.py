@@ -558,14 +558,15 @@ class JobProgress:
     def __init__(self, prepared: Prepared) -> None:
         self._total = prepared.total
         self._slots = prepared.slots
-        self._index = RunDir(Path(prepared.run_dir)).load(repair=False)
+        self._rundir = RunDir(Path(prepared.run_dir))
+        self._index = self._rundir.load(repair=False)
         self._samples: list[tuple[float, int]] = []
         """times and numbers of outputs, for the rate"""
 
     def read(self) -> dict[str, object]:
         """Return the numbers of state.json."""
         with suppress(OSError):
-            self._index.read()
+            self._index = self._rundir.follow(self._index)
         _, outputs, done = self._index.count_so_far(self._total, self._slots)
         failed = self._index.count_failed()
         now = time.monotonic()
