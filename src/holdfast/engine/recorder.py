@@ -50,6 +50,8 @@ class Recorder:
         self._display = display
         self._nothing_to_grade = nothing_to_grade
         self._spent = progress.spent
+        self._attempts, self._grader_attempts = {**index.attempts}, {**index.grader_attempts}
+        """failed attempts before this process; the index counts this one's, too, once it has read them"""
         self._failed: Counter[tuple[str, str]] = Counter()
         """failed attempts in this process, by trial and `target` or the grader's name"""
         self._checkpoint_verdicts: dict[str, dict[VerdictKey, VerdictRef]] = {}
@@ -59,14 +61,12 @@ class Recorder:
 
     def failed_attempts(self, key: str, where: str) -> int:
         """Return how often the target, or a grader, has failed for a trial, in all processes."""
-        before = self._index.attempts.get(key, 0)
-        if where != "target":
-            before = self._index.grader_attempts.get((key, where), 0)
+        before = self._attempts.get(key, 0) if where == "target" else self._grader_attempts.get((key, where), 0)
         return before + self._failed[key, where]
 
     def failed_before(self, key: str) -> bool:
         """Return True if a trial already failed in an earlier process."""
-        return key in self._index.attempts
+        return key in self._attempts
 
     async def step(self, record: Step) -> None:
         """Record a call of a trial; return when the record is on disk."""

@@ -387,6 +387,9 @@ def load_run(identity: RunIdentity, options: Options, notice: Callable[[str], No
             index.read()
         else:
             index = rundir.load(repair=True)
+            if options.again:
+                index.ignore_verdicts()
+            choose_set(index)
     return Loaded(index, plan, new)
 
 
@@ -397,7 +400,7 @@ def _plan(identity: RunIdentity, index: RunIndex) -> Plan:
     if outputs >= total:
         return make_plan(survey, work, index)
     graded = index.count_so_far(total, survey.panels.mean).graded
-    return Plan(survey.count, work.trials, finished=graded, to_grade=outputs - graded, to_run=total - outputs)
+    return Plan(survey.count, work.trials, finished=graded, to_grade=max(0, outputs - graded), to_run=total - outputs)
 
 
 def _check_journals(rundir: RunDir) -> None:

@@ -103,7 +103,7 @@ class Trials:
         self.sees_part = fields_of_target(self.spec) is not None
         """messages before the prompt are not what the target said"""
         self.checkpoints = grading.checkpoints
-        self._index = session.index
+        self._session = session
 
     async def run(self, pending: PendingTrial) -> None:
         """Generate the trial's output unless it has one, and grade it."""
@@ -130,7 +130,7 @@ class Trials:
 
     async def open_replay(self, pending: PendingTrial, deadline: Deadline, limits: TrialLimits) -> Replay:
         """Return the record of a trial's calls, including calls of earlier processes."""
-        recorded = read_steps(self._index.steps(pending.key))
+        recorded = read_steps(self._session.index.steps(pending.key))
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None

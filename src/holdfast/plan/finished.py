@@ -81,6 +81,7 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     with suppress(*UNUSABLE):
         temporary = temporary_file(folder)
         db = sqlite3.connect(temporary, isolation_level=None)
+        db.execute("PRAGMA journal_mode=OFF")
         db.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, bytes BLOB)")
         db.executemany("INSERT INTO parts VALUES (?, ?)", parts.items())
         db.close()
@@ -93,7 +94,7 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
 
 def read_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex) -> bytes:
     """Return a 1 for each trial of a run that is known to be finished; empty if nothing is known."""
-    if index.published is None or _may_change(work, index) or index.replaces_outputs():
+    if index.published is None or _may_change(work, index) or index.may_unfinish():
         return b""
     with suppress(*UNUSABLE):
         path, content = find_published(rundir.path / INDEX, _NAME, _Content)
@@ -107,7 +108,7 @@ def inherit_finished(survey: Survey, work: Work, lender: RunDir, index: RunIndex
 
     Empty if nothing is known about that run.
     """
-    if index.published is None or _may_change(work, index) or index.replaces_outputs():
+    if index.published is None or _may_change(work, index) or index.may_unfinish():
         return b""
     with suppress(*UNUSABLE):
         path, content = find_published(lender.path / INDEX, _NAME, _Content)

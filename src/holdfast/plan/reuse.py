@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Verdicts, Work
 
 _CHUNK: Final = 8 << 20
+_TICK: Final = 0.001
+"""the least difference of two times in records"""
 SHARED_BYTES: Final = 1 << 20
 """minimum size of outputs, in bytes, for sharing a run's journals; smaller ones are copied"""
 _SHARED_PART: Final = 0.95
@@ -154,8 +156,8 @@ def borrow(
         return borrowed  # without computing all keys of a large run
     missing: dict[str, int] = {}
     """positions of samples, by the keys of their missing outputs"""
-    lacking: dict[str, dict[VerdictKey, int]] = {}
-    """missing verdicts, each with the number of its grader, by the keys of the outputs"""
+    lacking: dict[str, dict[VerdictKey, _Lacking]] = {}
+    """missing verdicts, by the keys of the outputs"""
 
     def note_missing_verdicts(key: str, ref: OutputRef, verdicts: Verdicts, position: int) -> None:
         if grades and (some := _missing_verdicts(work, ref, verdicts, survey.panels.panel_at(position))):
@@ -197,7 +199,7 @@ def borrow(
 
 def _borrow_verdicts(
     borrowed: Borrowed,
-    lacking: dict[str, dict[VerdictKey, int]],
+    lacking: dict[str, dict[VerdictKey, _Lacking]],
     lender: str,
     stale: Container[int],
     journals: Iterable[Path],
@@ -209,12 +211,13 @@ def _borrow_verdicts(
             head = decode_head(GradeHead, line)
             if head is None or head.status == "error":
                 continue
-            number = lacking[head.key].get(head.verdict_key)
-            if number is None or number in stale:
+            missing = lacking[head.key].get(head.verdict_key)
+            if missing is None or missing.grader in stale:
                 continue
             place = LineRef(path, offset, len(line))
-            # The time comes from another run's clock: with 0, verdicts of this run are later.
-            verdict = VerdictRef(head.status, head.score, head.usage, 0.0, head.counts, head.together, place)
+            # The latest verdict counts, so the copy has to be later than an error that this run has recorded.
+            time = max(head.time, missing.failed_at + _TICK)
+            verdict = VerdictRef(head.status, head.score, head.usage, time, head.counts, head.together, place)
             borrowed.verdicts.setdefault(head.key, {})[head.verdict_key] = verdict
             borrowed.verdict_lenders[head.key, head.verdict_key] = lender
             lent[head.key, head.verdict_key] = None
@@ -349,13 +352,21 @@ def _is_free(rundir: RunDir) -> bool:
     return not rundir.lease.exists() and not any(rundir.workers.glob("*/lease"))
 
 
-def _missing_verdicts(work: Work, ref: OutputRef, verdicts: Verdicts, panel: Panel) -> dict[VerdictKey, int]:
-    """Return the verdicts that an output lacks, each with the number of its grader."""
+class _Lacking(NamedTuple):
+    """A verdict that an output lacks."""
+
+    grader: int
+    failed_at: float = 0.0
+    """when the grader last failed at it"""
+
+
+def _missing_verdicts(work: Work, ref: OutputRef, verdicts: Verdicts, panel: Panel) -> dict[VerdictKey, _Lacking]:
+    """Return the verdicts that an output lacks."""
     missing = {}
     for number in panel.graders:
         key = work.verdict_key(ref, number)
         if key is not None and ((verdict := verdicts.get(key)) is None or verdict.status == "error"):
-            missing[key] = number
+            missing[key] = _Lacking(number, 0.0 if verdict is None else verdict.time)
     return missing
 
 
@@ -364,15 +375,15 @@ def adopt(borrowed: Borrowed, rundir: RunDir) -> None:
     append_inputs(rundir.path, dict.fromkeys(borrowed.inputs))
     if borrowed.shared is not None:
         _share(borrowed.shared, rundir)
-    outputs = [(ref.line, borrowed.lenders[key], ref.row) for key, ref in borrowed.outputs.items()]
-    steps = [(line, lender, None) for lender, line in borrowed.steps]
+    outputs = [_Copied(ref.line, borrowed.lenders[key], row=ref.row) for key, ref in borrowed.outputs.items()]
+    steps = [_Copied(line, lender) for lender, line in borrowed.steps]
     grades = [
-        (verdict.line, borrowed.verdict_lenders[key, verdict_key], None)
+        _Copied(verdict.line, borrowed.verdict_lenders[key, verdict_key], time=verdict.time)
         for key, verdicts in borrowed.verdicts.items()
         for verdict_key, verdict in verdicts.items()
         if verdict.line is not None
     ]
-    for lender in {line.path for line, _, _ in (*outputs, *steps)}:
+    for lender in {each.line.path for each in (*outputs, *steps)}:
         # Whole folders: which files a line names is known only by decoding it, and contents are shared anyway.
         Blobs(rundir.files).take_from(run_of(lender) / "files")
     for kind, lines in (("outputs", outputs), ("steps", steps), ("grades", grades)):
@@ -409,19 +420,30 @@ def _hits(path: Path, keys: Set[str]) -> Iterator[tuple[int, bytes]]:
                 yield offset, line
 
 
-def _copy(lines: Iterable[tuple[LineRef, str, str | None]], path: Path) -> None:
-    """Append lines of other files durably to `path`, each with its lender and, if given, the row's digest."""
+class _Copied(NamedTuple):
+    """A line that is copied from another run."""
+
+    line: LineRef
+    lender: str
+    row: str | None = None
+    """the digest of the output's row here, if it has one"""
+    time: float | None = None
+    """the time of a verdict here"""
+
+
+def _copy(lines: Iterable[_Copied], path: Path) -> None:
+    """Append lines of other files durably to `path`, each with its lender."""
     waiting: list[bytes] = []
     size = 0
     with ExitStack() as stack:
         files: dict[Path, int] = {}
-        for (source, offset, length), lender, row in lines:
+        for (source, offset, length), lender, row, time in lines:
             if source not in files:
                 files[source] = open_file(source)
                 stack.callback(os.close, files[source])
             line = os.pread(files[source], length, offset)
-            if is_sound(line):  # the lender may have repaired the file meanwhile, which moves lines
-                waiting.append(with_source(line, lender, row))
+            if is_sound(line):  # its owner may have repaired the file meanwhile, which moves lines
+                waiting.append(with_source(line, lender, row=row, time=time))
                 size += len(waiting[-1])
             if size > _CHUNK:
                 append_lines(path, b"".join(waiting))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from holdfast.store.index import Key, RunIndex
     from holdfast.store.lines import LineRef
     from holdfast.store.rundir import RunDir
+
+T = TypeVar("T")
 
 RowStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "ungraded", "uncertain"]
 """`pending`: no output yet; `ungraded`: verdicts are still to come; `error` if an attempt at either has failed;
@@ -116,6 +118,7 @@ class TrialTable:
         self.rows = 0
         self.fields: dict[str, tuple[list[str], str]] = {}
         """by name of a field of the rows: its values, and the table of their numbers"""
+        self._field_tables = 0
 
     def attach(self, path: Path, outcomes: Iterable[TrialOutcome], files: Sequence[Path]) -> None:
         """Take the rows of a published table, which cannot be changed."""
@@ -257,12 +260,20 @@ class TrialTable:
 
     def set_field(self, name: str, values: list[str], numbers: Iterable[tuple[int, int]]) -> None:
         """Keep the values of a field of the rows: all values, and the number of each row's value."""
-        table = f"field{len(self.fields)}"
+        self._field_tables += 1
+        table = f"field{self._field_tables}"
         self.db.execute(f"CREATE TABLE main.{table} (n INTEGER PRIMARY KEY, value)")
         self.db.execute("BEGIN")
         self.db.executemany(f"INSERT INTO main.{table} VALUES (?, ?)", numbers)
         self.db.execute("COMMIT")
         self.fields[name] = values, table
+
+    def forget_fields(self) -> None:
+        """Forget the values of fields, which have to be read again."""
+        for _, table in self.fields.values():
+            with suppress(sqlite3.OperationalError):  # somebody is reading it
+                self.db.execute(f"DROP TABLE main.{table}")
+        self.fields.clear()
 
 
 def score_column(grader: int) -> str:
@@ -294,18 +305,21 @@ class TableFiller:
             table.rows += len(names)
             progress(min(1.0, table.rows / total))
         if with_output < view.index.count_outputs():
-            self._add_others(view.index.all_outputs())
+            self._add_others(key for some in view.index.output_keys() for key in some)
 
-    def _add_others(self, outputs: Iterable[tuple[str, OutputRef]]) -> None:
-        """Add outputs that have no row yet, in the order in which they began."""
-        refs = dict(outputs)
-        known = self.table.numbers_of([pack(key) for key in refs])
-        others = [(ref.started, key) for key, ref in refs.items() if pack(key) not in known]
-        names = [_Name(key, refs[key].sample, refs[key].trial, None, None) for _, key in sorted(others)]
-        for start in range(0, len(names), _BATCH):
-            some = names[start : start + _BATCH]
-            self._put(range(self.table.rows, self.table.rows + len(some)), some)
-            self.table.rows += len(some)
+    def _add_others(self, keys: Iterable[Key]) -> None:
+        """Add the outputs of trials that have no row yet, in the order in which they began."""
+        others: list[tuple[float, str]] = []
+        for some in _in_batches(list(keys)):
+            known = self.table.numbers_of(some)
+            outputs = self._view.index.find_outputs([key for key in some if key not in known])
+            others += [(ref.started, unpack(key)) for key, ref in outputs.items()]
+        for began in _in_batches(sorted(others)):
+            outputs = self._view.index.find_outputs([pack(key) for _, key in began])
+            refs = [(key, outputs[pack(key)]) for _, key in began]
+            names = [_Name(key, ref.sample, ref.trial, None, None) for key, ref in refs]
+            self._put(range(self.table.rows, self.table.rows + len(names)), names)
+            self.table.rows += len(names)
 
     def update(self, keys: Iterable[str]) -> int:
         """Make the rows of trials again after something was recorded of them; return how many rows were made.
@@ -328,10 +342,9 @@ class TableFiller:
                 for number, key, sample, trial, panel in rows
             }
             self._put([*names], [*names.values()])
-        new = [key for key in changed if pack(key) not in numbers]
-        added = [(key, ref) for key in new if (ref := self._view.index.output(key)) is not None]
-        self._add_others(added)
-        return len(numbers) + len(added)
+        before = table.rows
+        self._add_others(key for key in map(pack, changed) if key not in numbers)
+        return len(numbers) + table.rows - before
 
     def _put(self, numbers: Sequence[int], names: Sequence[_Name]) -> int:
         """Make the rows of trials; return how many have an output."""
@@ -373,9 +386,9 @@ class _Name(NamedTuple):
     row: Sample | None
 
 
-def _in_batches(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), _BATCH):
-        yield numbers[start : start + _BATCH]
+def _in_batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), _BATCH):
+        yield values[start : start + _BATCH]
 
 
 class _Content(msgspec.Struct):

@@ -17,6 +17,7 @@ A look-up decides which of them counts, so the order in which files are read nev
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from binascii import unhexlify
 from contextlib import suppress
 from itertools import chain
@@ -27,6 +28,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.errors import Fault
 from holdfast.store.answers import KIND_CODES, KINDS
 from holdfast.store.damage import Damage
 from holdfast.store.heads import (
@@ -209,6 +211,8 @@ class RunIndex:
         """without the calls of conversations that have no output"""
         self._dropped: dict[Key, tuple[Path, int]] = {}
         """places of outputs that do not count although nothing replaces them yet"""
+        self._ignored_rows = 0
+        """number of verdicts that do not count, because they were given before a moment"""
         self._ignored: dict[Path, int] = {}
         """by file: the offset of the first verdict that counts"""
         self._set: str | None = None
@@ -264,6 +268,7 @@ class RunIndex:
     def keep_rules_of(self, other: RunIndex) -> None:
         """Leave out the same rows as another index of the same run."""
         self._dropped, self._ignored, self._set = other._dropped, other._ignored, other._set
+        self._ignored_rows = other._ignored_rows
 
     def read(
         self,
@@ -336,9 +341,13 @@ class RunIndex:
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             db = self.db
-            db.execute("BEGIN")
-            db.executemany(f"INSERT INTO {schema}.{table} ({TABLES[table]}) VALUES ({marks})", rows)
-            db.execute("COMMIT")
+            try:
+                db.execute("BEGIN")
+                db.executemany(f"INSERT INTO {schema}.{table} ({TABLES[table]}) VALUES ({marks})", rows)
+                db.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                remedy = f"Free some space in {tempfile.gettempdir()}, or set TMPDIR. Then run the same command again."
+                raise Fault("disk", f"no room for the index of a run: {error}", remedy=remedy) from error
             self.rows[table] += len(rows)
 
     def number_of(self, path: Path) -> int:
@@ -530,6 +539,10 @@ class RunIndex:
             for key, ref in self.find_outputs(keys).items():
                 yield unpack(key), ref
 
+    def output_keys(self) -> Iterator[list[Key]]:
+        """Yield the keys of all outputs, many at a time."""
+        return self._all_keys("outputs")
+
     def count_outputs(self) -> int:
         """Return the number of trials that have an output."""
         if not self.rows["outputs"]:
@@ -573,12 +586,16 @@ class RunIndex:
         """True if lines were read that the published file does not cover."""
         return sum(extent.end for extent in self.extents.values()) != self.published_bytes
 
-    def replaces_outputs(self) -> bool:
-        """Return True if an output that was read after the published file replaces one in it."""
-        if not self.counts("outputs") or not self.rows["outputs"]:
+    def may_unfinish(self) -> bool:
+        """Return True if a line that was read after the published file may undo what its rows finished.
+
+        That is an output in place of another one, or an error of a grader that was asked again.
+        """
+        if not self.rows["outputs"] or not self.counts("outputs"):
             return False
-        sql = "SELECT 1 FROM main.outputs WHERE key IN (SELECT key FROM base.outputs) LIMIT 1"
-        return self.db.execute(sql).fetchone() is not None
+        replaced = "SELECT 1 FROM main.outputs WHERE key IN (SELECT key FROM base.outputs) LIMIT 1"
+        failed = f"SELECT 1 FROM main.verdicts WHERE status = {_STATUS_CODES['error']} LIMIT 1"
+        return any(self.db.execute(sql).fetchone() is not None for sql in (replaced, failed))
 
     def drop_output(self, key: str, ref: OutputRef) -> None:
         """Discount an output. An output that is recorded later counts again."""
@@ -630,7 +647,7 @@ class RunIndex:
     @property
     def has_verdicts(self) -> bool:
         """True if there is a verdict that may count."""
-        return self.rows["verdicts"] > 0 and not self._ignored
+        return self.rows["verdicts"] > self._ignored_rows
 
     def unusual_verdicts(self, by: str, turn: int | None) -> Iterator[str]:
         """Yield the keys of outputs on which a grader has given verdicts with counts, or on all outputs together."""
@@ -655,6 +672,7 @@ class RunIndex:
     def ignore_verdicts(self) -> None:
         """Count only verdicts that are recorded from now on."""
         self._ignored = {path: extent.end for path, extent in self.extents.items()}
+        self._ignored_rows = self.rows["verdicts"]
 
     # Calls and failed attempts
 
@@ -700,7 +718,10 @@ class RunIndex:
     def spent(self) -> Spent:
         """Return the run's spending. An output includes the usage of its calls."""
         spent = self.totals.copy()
-        keys = [pack(key) for key in self.begun()]
+        # An output that does not count any longer was paid for, too, with its calls.
+        begun = [pack(key) for key in self.begun()]
+        recorded = {row[1] for some in _chunks(begun) for row in self._find("outputs", some)}
+        keys = [key for key in begun if key not in recorded]
         for row in (row for some in _chunks(keys) for row in self._find("steps", some)):
             _, _, _, _, _, _, *numbers, time, seconds, source = row
             if source is None:

@@ -25,6 +25,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from urllib.parse import quote
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from holdfast.errors import Fault
 from holdfast.store.durable import replacing, sync_directory
 from holdfast.store.index import JOURNALS, TABLES, Extent, RunIndex, make_searchable, make_tables
 from holdfast.store.lines import LineRef, is_sound, seal
@@ -52,9 +54,11 @@ _NAME: Final = "journals"
 T = TypeVar("T")
 _FIRST_BYTES: Final = 4096
 """bytes at the beginning of a journal that are compared"""
+_ABANDONED: Final = 600.0
+"""seconds after which a temporary file is a dead process's"""
 _FEW: Final = 0.05
 """share of new rows up to which they are added to a searchable table one by one"""
-UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError)
+UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError, Fault)
 """errors that mean only that an index cannot be used"""
 
 
@@ -150,7 +154,9 @@ def temporary_file(folder: Path) -> Path:
     """Return a new name in a folder; create the folder if necessary, and remove leftovers of killed processes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o777 if folder.name == INDEX else 0o700)
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
+        with suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED:  # else another reader may be writing it
+                leftover.unlink()
     return folder / f".{secrets.token_hex(6)}.tmp"
 
 

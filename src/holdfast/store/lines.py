@@ -37,16 +37,16 @@ def seal(body: bytes) -> bytes:
     return head + b',"sum":"' + xxh3_64_hexdigest(head).encode() + b'"}\n'
 
 
-def with_source(line: bytes, source: str, row: str | None = None) -> bytes:
+def with_source(line: bytes, source: str, *, row: str | None = None, time: float | None = None) -> bytes:
     """Return a sound line (without its newline) for copying into another run: sealed again, with its source.
 
     A copy of a copy keeps the first source, the run that did the work. `row` is the digest of the sample's row there,
-    if an output has one.
+    if an output has one, and `time` when a verdict was given there.
     """
     head = line[:-_TAIL]
-    if row is not None and b'"row":"%b"' % row.encode() not in head:
-        fields = decode(head + b"}", type=dict[str, Raw])
-        head = encode({**fields, "row": row})[:-1]
+    changes = {name: value for name, value in (("row", row), ("time", time)) if value is not None}
+    if any(b'"%b":%b' % (name.encode(), encode(value)) not in head for name, value in changes.items()):
+        head = encode({**decode(head + b"}", type=dict[str, Raw]), **changes})[:-1]
         line = seal(head + b"}").rstrip(b"\n")
     if b'"source":' in head and "source" in decode(head + b"}"):
         return line + b"\n"

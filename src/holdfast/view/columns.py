@@ -259,7 +259,7 @@ class Columns:
     def _changed(self, rows: int) -> int:
         if rows:
             self.generation += 1
-            self.table.fields.clear()
+            self.table.forget_fields()
         return rows
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -112,29 +112,27 @@ def count_rows(view: RunView, columns: Columns) -> TrialsTally:
 def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
     """Yield the trials that have an output."""
     scores = [score_column(number) for number in range(len(table.graders))]
-    words = [
-        (
-            _STATUS[outcome.status - 1],
-            [
-                (number, name, _STATUS[code - 1])
-                for number, (name, code) in enumerate(zip(table.graders, outcome.statuses, strict=True))
-                if code
-            ],
-            outcome.stopped > 0,
-            outcome.answer,
-            bool(outcome.source),
-        )
-        for outcome in table.outcomes
-    ]
+    words: dict[int, tuple[Any, ...]] = {}
+    """of outcomes, which become more while a run goes on"""
     names = ", ".join([*_COLUMNS, *scores])
     for sample, number, score, turns, tokens, cost, started, seconds, first_token, *scores_of_trial in table.select(
         names, "file IS NOT NULL ORDER BY n"
     ):
+        if number not in words:
+            words[number] = _words_of(table, number)
         status, graders, stopped, answer, reused = words[number]
         grades = {name: (state, scores_of_trial[grader]) for grader, name, state in graders}
         yield TrialNumbers(
             sample, status, score, grades, turns, stopped, tokens, cost, started, seconds, first_token, answer, reused
         )
+
+
+def _words_of(table: TrialTable, number: int) -> tuple[Any, ...]:
+    """Return status, graders with theirs, whether a checkpoint ended it, answer, and whether it was reused."""
+    outcome = table.outcomes[number]
+    statuses = enumerate(zip(table.graders, outcome.statuses, strict=True))
+    graders = [(grader, name, _STATUS[code - 1]) for grader, (name, code) in statuses if code]
+    return _STATUS[outcome.status - 1], graders, outcome.stopped > 0, outcome.answer, bool(outcome.source)
 
 
 if __name__ == "__main__":

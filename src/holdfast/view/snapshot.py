@@ -53,8 +53,9 @@ class Snapshot(NamedTuple):
     """False while the search for a text goes on: ask again for the other rows"""
     generation: int
     """of the columns"""
+    query: Query
     where: str
-    """the query in SQL"""
+    """the query in SQL, for the table of this generation"""
     values: tuple[Any, ...]
     """the values in it"""
 
@@ -104,7 +105,7 @@ def _select(columns: Columns, query: Query, sort: str, texts: dict[str, tuple[by
     where, values = translation.condition(query.condition), tuple(translation.values)
     rows = array("I", _sorted_rows(columns, where, values, sort))
     complete = all(complete for _, complete in texts.values())
-    snapshot = Snapshot(rows, table.rows, complete, columns.generation, where, values)
+    snapshot = Snapshot(rows, table.rows, complete, columns.generation, query, where, values)
     _keep(columns.snapshots, (query.text, sort, columns.generation), snapshot)
     return snapshot
 
@@ -278,6 +279,8 @@ def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> 
     for name in fields:
         columns.field(name)
     with columns.lock:
+        if snapshot.generation != columns.generation:
+            snapshot = select(columns, snapshot.query, wait=0.0)
         key = columns.generation, snapshot.where + repr(snapshot.values), tuple(fields)
         if key in columns.counts:
             return columns.counts[key]
