@@ -323,3 +323,11 @@ def test_a_line_that_is_not_finished_is_read_later(run: JournaledRun) -> None:
     run.append(WriteBytes("", "outputs", whole[100:]))
     assert columns.refresh() == 1
     assert shown(columns)["s0", 1][0] == "ungraded"
+
+
+def test_fields_are_read_again_after_a_row_has_changed(run: JournaledRun) -> None:
+    columns = open_columns(run.rundir)
+    for sample in range(len(ROWS)):
+        run.append(whole_trial(sample, 1)[0])
+        assert columns.refresh() == 1
+        assert columns.field("level")[0] == ["", "easy", "hard"]

@@ -572,7 +572,7 @@ class JobProgress:
         now = time.monotonic()
         self._samples = [*self._samples[-30:], (now, outputs)]
         then, count = self._samples[0]
-        rate = (outputs - count) / (now - then) if now > then else 0.0
+        rate = max(0.0, (outputs - count) / (now - then)) if now > then else 0.0
         return {"done": done, "total": self._total, "errors": failed, "rate": round(rate, 3)}
 
     def count_errors(self, records: Iterable[ErrorRecord]) -> int:
