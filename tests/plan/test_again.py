@@ -1,4 +1,4 @@
-"""Verdicts that are asked for again: an error takes the place of a verdict, and a later verdict that of the error."""
+"""Graders that are asked again: an error replaces a verdict, and a later verdict replaces the error."""
 
 from __future__ import annotations
 

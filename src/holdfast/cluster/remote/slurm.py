@@ -216,7 +216,7 @@ _PLAIN: Final = (
 )
 _IS_OVER: Final = re.compile(r"Invalid job id|already completing|has finished")
 _UNREACHABLE: Final = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection reset|Connection timed out|Communication"
+    r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|Communication"
     r"|Zero Bytes were transmitted|Transport endpoint|not responding|Unable to establish|Protocol authentication"
     r"|failed to fetch config|Slurm backup controller|Unable to contact slurmdbd|Temporarily unavailable",
     re.IGNORECASE,
