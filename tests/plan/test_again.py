@@ -29,10 +29,10 @@ SOURCES = {
 }
 
 
-def write(folder: Path, graders: list[dict[str, Any]]) -> None:
+def write(folder: Path, graders: list[dict[str, Any]], count: int = ROWS) -> None:
     for name, text in SOURCES.items():
         (folder / name).write_text(text)
-    rows = [{"id": f"s{number}", "q": f"question {number}"} for number in range(ROWS)]
+    rows = [{"id": f"s{number}", "q": f"question {number}"} for number in range(count)]
     spec = {
         "name": "e",
         "samples": rows,
@@ -90,3 +90,16 @@ def test_a_verdict_of_another_run_counts_after_an_error_of_this_one(tmp_path: Pa
     holdfast("eval", "e.yaml", cwd=tmp_path)
     assert graded(tmp_path) == 0, "the other run has the verdict"
     assert metrics(run)["coverage"] == 1
+
+
+def test_graders_are_asked_again_about_outputs_that_a_run_shares(tmp_path: Path) -> None:
+    rows, text = ROWS * 25, "x" * 9_000  # enough for sharing instead of copying
+    write(tmp_path, [GRADER], rows)
+    (tmp_path / "target.py").write_text(f"def reply(prompt):\n    return prompt + {text!r}\n")
+    run = run_of(holdfast("eval", "e.yaml", cwd=tmp_path).stdout, tmp_path)
+    assert graded(tmp_path) == rows
+    write(tmp_path, [GRADER, {"type": "text", "name": "t", "contains": "question"}], rows)
+    (tmp_path / "target.py").write_text(f"def reply(prompt):\n    return prompt + {text!r}\n")
+    borrower = run_of(holdfast("grade", run, "e.yaml", "--again", cwd=tmp_path).stdout, tmp_path)
+    assert (borrower / "shared").is_dir()
+    assert graded(tmp_path) == rows

@@ -20,9 +20,10 @@ from holdfast.store.heads import ErrorHead, GradeHead, OutputHead, decode_head
 from holdfast.store.index import StaleIndexError
 from holdfast.store.index_files import journals_size
 from holdfast.store.lines import scan
+from holdfast.store.records import Step, to_line
 from tests.support.running import outputs_in, verdicts_in
 from tests.view import journals
-from tests.view.journals import ROWS, JournaledRun, whole_trial
+from tests.view.journals import ROWS, JournaledRun, WriteOutput, whole_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,3 +222,16 @@ def test_a_follower_of_a_journal_that_was_cut_reads_it_again(run: JournaledRun) 
     index = run.rundir.follow(index)
     assert contents(index)[:3] == plain_reading(run.rundir)
     assert len(outputs_in(index)) == 1
+
+
+def test_an_output_that_no_longer_counts_was_paid_for_once(run: JournaledRun) -> None:
+    event = WriteOutput("", 0, 2, 0, True, False, 0, 1, True)  # a checkpoint that has changed since ended it
+    run.append(event)
+    output = run._output(event)
+    call = Step(output.key, output.sample, 2, 1, "model", "r", 1, {}, output.usage, 101.0, 1.0)
+    run._append("", "steps", to_line(call))
+    index = run.rundir.load(repair=False)
+    before = index.spent()
+    run.identity.work.drop_unfit(index)
+    assert index.output(output.key) is None and output.key in index.begun()
+    assert (index.spent().tokens, index.spent().cost) == (before.tokens, before.cost)
