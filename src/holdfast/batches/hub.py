@@ -1,4 +1,4 @@
-"""What all batch clients of a run share: it submits batches, asks about them, and hands out their results.
+"""The hub of a run's batch clients: submits batches, asks about them, and hands out their results.
 
 A batch is submitted when everything in flight waits for one. This process or a later one waits for its results.
 Nothing is paid for twice, because of the order of steps in the `ledger` and of these rules:

@@ -331,7 +331,7 @@ def _release_memory() -> None:
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    """What a cached survey was made of."""
+    """The inputs of a cached survey."""
 
     files: list[tuple[str, str]] = []
     """paths and digests of the dataset's files"""

@@ -124,7 +124,7 @@ class StreamReader:
         return self.answer()
 
     def answer(self) -> Answer:
-        """Return the answer, all of whose events have arrived."""
+        """Return the answer, after its last event."""
         raise NotImplementedError
 
 

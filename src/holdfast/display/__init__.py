@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and how everything else is printed.
+"""Shows the progress of a run, and prints everything else.
 
 `terminal` the only way to print: control characters in names and answers are spelled out
 `types`    the interface between the engine and its displays

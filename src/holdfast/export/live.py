@@ -1,4 +1,4 @@
-"""What a run exports: copies that follow its journals while it goes on, and everything else once it has ended.
+"""Exports of a run: copies that follow its journals while it works, and all others once it has ended.
 
 Most runs export nothing, so exporters are imported only if a run asks for one.
 """

@@ -181,7 +181,6 @@ class TrialReader:
 def _mark(verdict: VerdictRef) -> tuple[object, ...]:
     """Return what two equal verdicts have in common. A verdict with counts is equal to no other one."""
     if verdict.counts is None and verdict.together is None:
-        return verdict.status, verdict.score or str(
-            verdict.score
-        )  # 0.0 and -0.0 are equal, and are written differently
+        score = verdict.score or str(verdict.score)  # 0.0 and -0.0 are equal, and are written differently
+        return verdict.status, score
     return (id(verdict),)

@@ -85,7 +85,7 @@ RESERVED_FLAGS = {
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …` asks for."""
+    """The arguments of `holdfast eval -c CONFIG --run PROFILE -t TASK … key=value …`."""
 
     config: str | Path | Suite
     """a path, a name in the configuration folder, or a suite"""
@@ -299,7 +299,7 @@ def _settle(config: _Configuration) -> _Configuration:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all jobs of a launch have in common."""
+    """The settings that all jobs of a launch share."""
 
     shared: TaskFile
     nodes: int

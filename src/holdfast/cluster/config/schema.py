@@ -28,7 +28,7 @@ BASE_COMMAND = "<base command>"
 
 
 class Facts(NamedTuple):
-    """What decides whether keys of a launch have an effect."""
+    """The settings that decide whether keys of a launch have an effect."""
 
     is_local: bool
     """jobs are processes on this machine"""

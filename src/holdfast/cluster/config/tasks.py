@@ -77,7 +77,7 @@ MOVED_IN_TASKS: tuple[Move, ...] = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What is known of the measured model before anything is started."""
+    """The measured model, before anything is started."""
 
     model: str | None = None
     """None: each eval file names its own"""
