@@ -29,12 +29,12 @@ from statistics import median
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from holdfast.apps.view.columns import open_columns, read_rows
+from holdfast.apps.view.query import parse_query
+from holdfast.apps.view.search import search
+from holdfast.apps.view.snapshot import facets, select
 from holdfast.store.index_files import INDEX
 from holdfast.store.rundir import RunDir
-from holdfast.view.columns import open_columns, read_rows
-from holdfast.view.query import parse_query
-from holdfast.view.search import search
-from holdfast.view.snapshot import facets, select
 from run import HERE, HOLDFAST, PYTHON, Case, Figure, compile_first, conclude, serving
 from synthetic import RARE, write_run
 

@@ -190,7 +190,7 @@ def yaml(value: Any) -> str:
 
 def option_rows(command_name: str) -> Iterator[tuple[str, ...]]:
     """Yield the spellings of each option of a command, and its help."""
-    command: click.Command = import_module(f"holdfast.cli.{command_name.split()[0]}").command
+    command: click.Command = import_module(f"holdfast.apps.cli.{command_name.split()[0]}").command
     context = click.Context(command)
     for name in command_name.split()[1:]:
         assert isinstance(command, click.Group)

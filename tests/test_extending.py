@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.cluster.config.compile import LaunchRequest, compile_launch
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.submit import submit
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.logs import follow
+from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.submit import submit
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.watch.logs import follow
 from holdfast.data.dataset import Sample
 from holdfast.errors import ConfigError, UsageError
 from holdfast.graders.types import Case
@@ -216,7 +216,7 @@ class TestExporters:
     def test_an_unknown_name_lists_the_closest_and_the_plugins(
         self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with pytest.raises(ConfigError, match=r"unknown exporter 'menue' \(did you mean 'menu'\?\); one of csv"):
+        with pytest.raises(ConfigError, match=r"unknown exporter 'menue' \(did you mean 'menu'\?\); one of samples, csv"):
             load(tmp_path, output={"export": ["menue"]})
         ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml", "--export", "menue")
         assert ended.code == 2 and "from plug-ins: menu (holdfast-kitchen 1.2.0)" in " ".join(ended.err.split())

@@ -20,18 +20,23 @@ if TYPE_CHECKING:
 
 SOURCE = ROOT / "src" / "holdfast"
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
-ORDER = re.findall(r"`(\w+)`", DOCUMENT[DOCUMENT.index("`cli` →") :].split(".\n", 1)[0])
-PARTS = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")} - {
-    "__init__",
-    "__main__",
-}
+
+
+def ring(name: str) -> list[str]:
+    """Return the packages that the document lists for a ring, those first that import the others."""
+    line = re.search(rf"^\| \*\*{name}\*\*.*$", DOCUMENT, re.MULTILINE)
+    assert line is not None, name
+    return re.findall(r"`(\w+)`", line.group().rsplit("|", 2)[1])
+
+
+CORE, PLUGINS, APPS = ring("core"), ring("plug-ins"), ring("apps")
+APPS_TO_PLUGINS = {"cli": {"batches", "benchmarks", "exporters"}, "cluster": {"exporters"}}
+"""the built-in plug-ins that have commands of their own, and the login of W&B, which jobs need"""
 PACKAGES = sorted(path.parent for path in SOURCE.glob("*/**/__init__.py"))
 ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {"config"}, "config": set()}
 """the packages of `cluster`, and which of the others each may import"""
-
-
 REGISTRIES = {
-    "cluster/config/executor.py",
+    "apps/cluster/config/executor.py",
     "spec/exports.py",
     "spec/load_graders.py",
     "spec/target_schema.py",
@@ -39,8 +44,6 @@ REGISTRIES = {
     "targets/batching.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
-PLUGINS = {"formats", "benchmarks"}
-"""the packages of built-in plug-ins, which `spec/plugins.py` names"""
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}
 FOREIGN = {
     "spec/eval_schema.py": {"nat"},
@@ -80,20 +83,56 @@ def references(path: Path) -> Iterator[tuple[str, ...]]:
             yield tuple(str(node.value).partition(":")[0].split(".")[1:])
 
 
-def test_the_document_names_every_part() -> None:
-    assert sorted(ORDER) == sorted(PARTS)
-    assert {name for name in PARTS if f"| `{name}` |" not in DOCUMENT} == set()
+def modules_of(folder: Path) -> set[str]:
+    """Return the names of the packages and modules of a folder."""
+    return {path.name.removesuffix(".py") for path in folder.glob("[!_]*") if path.suffix in ("", ".py")}
 
 
-@pytest.mark.parametrize("part", ORDER)
-def test_imports_never_point_back(part: str) -> None:
-    files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else sorted((SOURCE / part).rglob("*.py"))
-    above = ORDER[: ORDER.index(part)]
+def files_of(ring: str, part: str) -> list[Path]:
+    """Return the source files of a package or module."""
+    folder = SOURCE / ring
+    return [folder / f"{part}.py"] if (folder / f"{part}.py").exists() else sorted((folder / part).rglob("*.py"))
+
+
+def test_the_document_names_every_package() -> None:
+    assert sorted([*CORE, "plugins", "apps"]) == sorted(modules_of(SOURCE))
+    assert sorted(PLUGINS) == sorted(modules_of(SOURCE / "plugins"))
+    assert sorted(APPS) == sorted(modules_of(SOURCE / "apps"))
+    assert {name for name in (*CORE, *PLUGINS, *APPS) if f"| `{name}` |" not in DOCUMENT} == set()
+
+
+@pytest.mark.parametrize("part", CORE)
+def test_the_core_imports_one_way_and_neither_plugins_nor_apps(part: str) -> None:
+    above = {*CORE[: CORE.index(part)], "plugins", "apps"}
     back = [
         f"{file.relative_to(SOURCE)}:{module[-1]}: {module[0]}"
-        for file in files
+        for file in files_of("", part)
         for module in imports(file)
         if module[0] in above
+    ]
+    assert back == []
+
+
+@pytest.mark.parametrize("part", PLUGINS)
+def test_a_plugin_imports_no_other_plugin_and_no_app(part: str) -> None:
+    back = [
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {'.'.join(module[:2])}"
+        for file in files_of("plugins", part)
+        for module in imports(file)
+        if module[0] == "apps" or (module[0] == "plugins" and module[1] != part)
+    ]
+    assert back == []
+
+
+@pytest.mark.parametrize("part", APPS)
+def test_apps_import_one_way(part: str) -> None:
+    above = APPS[: APPS.index(part)]
+    back = [
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {'.'.join(module[:2])}"
+        for file in files_of("apps", part)
+        for module in imports(file)
+        if (module[0] == "apps" and module[1] in above)
+        or (module[0] == "plugins" and module[1] not in APPS_TO_PLUGINS.get(part, ()))
     ]
     assert back == []
 
@@ -136,10 +175,10 @@ def test_the_packages_of_cluster_import_one_way(room: str) -> None:
     """Names for the type checker count, too."""
     allowed = {*ROOMS[room], room}
     back = [
-        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[1]}"
-        for file in (SOURCE / "cluster" / room).glob("*.py")
+        f"{file.relative_to(SOURCE)}:{module[-1]}: {module[2]}"
+        for file in (SOURCE / "apps" / "cluster" / room).glob("*.py")
         for module in imports(file)
-        if module[0] == "cluster" and module[1] in ROOMS and module[1] not in allowed
+        if module[:2] == ("apps", "cluster") and module[2] in ROOMS and module[2] not in allowed
     ]
     assert back == []
 
@@ -149,21 +188,13 @@ def test_only_registries_name_modules_of_later_packages() -> None:
     for file in SOURCE.rglob("*.py"):
         own = file.relative_to(SOURCE)
         part = own.parts[0].removesuffix(".py")
-        above = ORDER[: ORDER.index(part)] if part in ORDER else []
-        rooms = ROOMS.get(own.parts[1], set()) | {own.parts[1]} if part == "cluster" else set()
+        above = {*CORE[: CORE.index(part)], "plugins", "apps"} if part in CORE else set()
+        in_cluster = own.parts[:2] == ("apps", "cluster")
+        rooms = {own.parts[2], *ROOMS.get(own.parts[2], ())} if in_cluster else set()
         for reference in references(file):
-            if reference[0] in above or (part == "cluster" and reference[0] == part and reference[1] not in rooms):
+            if reference[0] in above or (in_cluster and reference[:2] == own.parts[:2] and reference[2] not in rooms):
                 naming.add(str(own))
     assert naming == REGISTRIES
-
-
-def test_only_the_list_of_benchmarks_imports_a_built_in_plugin() -> None:
-    importing = {
-        str(file.relative_to(SOURCE))
-        for file in SOURCE.rglob("*.py")
-        if file.relative_to(SOURCE).parts[0] not in PLUGINS and any(module[0] in PLUGINS for module in imports(file))
-    }
-    assert importing == {"cli/tasks.py"}
 
 
 def test_the_core_names_foreign_formats_only_in_the_table_of_plugins() -> None:
@@ -171,7 +202,7 @@ def test_the_core_names_foreign_formats_only_in_the_table_of_plugins() -> None:
     for file in SOURCE.rglob("*.py"):
         own = file.relative_to(SOURCE)
         names = re.findall(r"\w*waza\w*|\bnat\b|\w*flexeval\w*", file.read_text(), re.IGNORECASE)
-        if names and own.parts[0] not in PLUGINS and str(own) != "spec/plugins.py":
+        if names and own.parts[0] != "plugins" and str(own) != "spec/plugins.py":
             mentions[str(own)] = set(names)
     assert mentions == FOREIGN
 
@@ -182,11 +213,11 @@ def test_an_ordinary_eval_runs_without_the_built_in_plugins(tmp_path: Path) -> N
         "import sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.startswith('holdfast.') and name.split('.')[1] in {PLUGINS}:\n"
+        "        if name.startswith('holdfast.plugins'):\n"
         "            raise ImportError(f'{name} is blocked')\n"
         "sys.meta_path.insert(0, Missing())\n"
         "import holdfast\n"
-        "from holdfast.cli.main import main\n"
+        "from holdfast.apps.cli.main import main\n"
         "assert holdfast.evaluate('eval.yaml').score == 1\n"
         "sys.argv = ['holdfast', 'eval', 'eval.yaml', '--fresh', '--display', 'json']\n"
         "main()\n"

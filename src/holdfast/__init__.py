@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import LimitReached as LimitReached
-    from holdfast.export.result import Run as Run
-    from holdfast.export.result import compare as compare
-    from holdfast.export.result import gate as gate
-    from holdfast.export.result import load_run as load_run
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
     from holdfast.graders.types import SetVerdict as SetVerdict
     from holdfast.graders.types import Verdict as Verdict
     from holdfast.graders.types import WaitingGrader as WaitingGrader
+    from holdfast.report.result import Run as Run
+    from holdfast.report.result import compare as compare
+    from holdfast.report.result import gate as gate
+    from holdfast.report.result import load_run as load_run
     from holdfast.report.run_view import RunView as RunView
     from holdfast.spec.document import Document as Document
     from holdfast.spec.eval import Origin as Origin
@@ -82,7 +82,7 @@ _HOMES = {
     "Override": "holdfast.spec.overrides",
     "Reply": "holdfast.targets.types",
     "RowLimits": "holdfast.spec.trial_limits",
-    "Run": "holdfast.export.result",
+    "Run": "holdfast.report.result",
     "RunView": "holdfast.report.run_view",
     "Sample": "holdfast.data.dataset",
     "SetVerdict": "holdfast.graders.types",
@@ -93,11 +93,11 @@ _HOMES = {
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
     "__version__": "holdfast.versions",
-    "compare": "holdfast.export.result",
+    "compare": "holdfast.report.result",
     "evaluate": "holdfast.api",
     "evaluate_async": "holdfast.api",
-    "gate": "holdfast.export.result",
-    "load_run": "holdfast.export.result",
+    "gate": "holdfast.report.result",
+    "load_run": "holdfast.report.result",
 }
 
 __all__ = [

@@ -15,9 +15,9 @@ from holdfast.display.displays import display_for_python
 from holdfast.engine.options import WORKER, Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import Interrupted, UsageError
-from holdfast.export.live import export_after_run
-from holdfast.export.result import Run
 from holdfast.functions.callables import Callables, capture_block, capture_grader
+from holdfast.report.live_exports import export_after_run
+from holdfast.report.result import Run
 from holdfast.spec.document import Document
 from holdfast.spec.formats import folder_of, read_eval, to_native
 from holdfast.spec.load import build_eval

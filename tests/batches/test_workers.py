@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.batches.hub import Batches
-from holdfast.batches.ledger import (
+from holdfast.http.client import Client
+from holdfast.plugins.batches.hub import Batches
+from holdfast.plugins.batches.ledger import (
     BatchAbandoned,
     BatchCollected,
     BatchIntent,
@@ -21,7 +22,6 @@ from holdfast.batches.ledger import (
     BatchUploaded,
     apply,
 )
-from holdfast.http.client import Client
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.rundir import RunDir
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from holdfast.batches.client import BatchClient
+    from holdfast.plugins.batches.client import BatchClient
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "question"}]}
 

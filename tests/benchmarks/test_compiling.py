@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks import names as index
-from holdfast.benchmarks.cache import cache_folder
-from holdfast.benchmarks.compile import compile_benchmark
-from holdfast.benchmarks.compiler import CompileRequest, explain
-from holdfast.benchmarks.format import find_benchmark, named_benchmark
-from holdfast.benchmarks.names import find_listed
-from holdfast.cli.suite import suite_of
-from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cli.suite import suite_of
+from holdfast.apps.cluster.remote.bundle import collect, load_sent, send_bundles
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.data.dataset import Dataset
 from holdfast.data.readers import Layout, read_rows
 from holdfast.errors import ConfigError, UsageError
 from holdfast.plan.identity import identify
+from holdfast.plugins.benchmarks import names as index
+from holdfast.plugins.benchmarks.cache import cache_folder
+from holdfast.plugins.benchmarks.compile import compile_benchmark
+from holdfast.plugins.benchmarks.compiler import CompileRequest, explain
+from holdfast.plugins.benchmarks.format import find_benchmark, named_benchmark
+from holdfast.plugins.benchmarks.names import find_listed
 from holdfast.spec.document import read_document
 from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.formats import find_file, load_any
@@ -33,7 +33,7 @@ from tests.support.specs import command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.benchmarks.cache import Compiled
+    from holdfast.plugins.benchmarks.cache import Compiled
 
 MODEL: list[tuple[tuple[str, ...], Any]] = [(("target", "model"), "m"), (("target", "base_url"), "http://127.0.0.1:9")]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks import names as index
-from holdfast.benchmarks.names import (
+from holdfast.errors import UsageError
+from holdfast.plugins.benchmarks import names as index
+from holdfast.plugins.benchmarks.names import (
     OVERLAY,
     find_in_lm_eval,
     find_listed,
@@ -20,7 +21,6 @@ from holdfast.benchmarks.names import (
     table,
     tasks_folder,
 )
-from holdfast.errors import UsageError
 from holdfast.spec.formats import load_any, read_eval, resolve_eval
 from tests.support.specs import command
 

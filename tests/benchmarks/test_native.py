@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks.native import SAMPLES, load, names
 from holdfast.errors import UsageError
+from holdfast.plugins.benchmarks.native import SAMPLES, load, names
 from holdfast.spec.load import load_eval
 from holdfast.spec.template import template
 from tests.support.judges import judges

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import __version__
-from holdfast.cli.main import _VERBS
+from holdfast.apps.cli.main import _VERBS
 from holdfast.spec.load import load_eval
 from tests.support.running import HOME, environment, holdfast, lines, metrics, run_dir, server, write_eval
 from tests.support.specs import command, write_spec
@@ -48,7 +48,7 @@ def watched(folder: Path, *words: Any) -> Any:
     """Return the modules that a command imports, the files that it opens and the folders that it lists."""
     script = (
         "import json, sys\n"
-        "from holdfast.cli.main import main\n"
+        "from holdfast.apps.cli.main import main\n"
         "sys.argv = ['holdfast', *sys.argv[1:]]\n"
         "seen = {'open': [], 'os.scandir': []}\n"
         "sys.addaudithook(lambda event, given: event in seen and seen[event].append(str(given[0])))\n"
@@ -166,7 +166,7 @@ class TestItself:
         assert [path for path in seen["opened"] if path.endswith("eval.yaml")] == ["eval.yaml"]
         imported = set(seen["imported"])
         assert "holdfast.engine" in imported
-        others = {"aiohttp", "datasets", "holdfast.cluster", "holdfast.formats.waza.read", "mlflow", "wandb"}
+        others = {"aiohttp", "datasets", "holdfast.apps.cluster", "holdfast.plugins.waza.read", "mlflow", "wandb"}
         assert imported & others == set()
 
     @pytest.mark.parametrize(("length", "reads"), [(10, 1), (3 << 20, 3)], ids=["small", "large"])
@@ -185,7 +185,7 @@ class TestItself:
     @pytest.mark.parametrize("words", [["eval", "--help"], ["eval", "--trials", "0"]])
     def test_help_and_refused_options_of_eval_import_no_schemas(self, tmp_path: Path, words: Any) -> None:
         imported = set(watched(tmp_path, *words)["imported"])
-        assert "holdfast.cli.eval" in imported
+        assert "holdfast.apps.cli.eval" in imported
         assert imported & {"aiohttp", "asyncio", "jinja2", "pydantic", "rich", "ruamel.yaml"} == set()
 
     def test_a_run_begins_without_what_other_evals_need(self, tmp_path: Path, mock: Any) -> None:
@@ -201,12 +201,12 @@ class TestItself:
         assert metrics(run_dir(tmp_path, "e"))["outputs"] == 2
         imported = set(json.loads((tmp_path / "modules.json").read_text()))
         assert {"holdfast.http.connections", "holdfast.graders.python"} <= imported
-        unused = {"holdfast.benchmarks", "holdfast.formats"}
+        unused = {"holdfast.plugins.benchmarks", "holdfast.formats"}
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.graders.files", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.engine.hooks"}
         unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.tokenizer"}
-        unused |= {"holdfast.batches"}
+        unused |= {"holdfast.plugins.batches"}
         assert imported & unused == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages
 
@@ -218,7 +218,7 @@ class TestItself:
         write_spec(tmp_path, target=target, samples=samples, prompt="{{ id }}", graders=None)
         script = (
             "import sys\n"
-            "from holdfast.cli.main import main\n"
+            "from holdfast.apps.cli.main import main\n"
             "from holdfast.http.connections import Connections\n"
             "make_request, write_soon, prepared = Connections.request, Connections.write_soon, []\n"
             "def count(*arguments, **options):\n"

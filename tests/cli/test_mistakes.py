@@ -338,7 +338,7 @@ def test_help_shows_options_in_groups_with_an_example(tmp_path: Path) -> None:
 def completions(folder: Path, line: str) -> list[str]:
     words = line.split(" ")
     env = environment(_HOLDFAST_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
-    script = "import sys; sys.argv = ['holdfast']; from holdfast.cli.main import main; main()"
+    script = "import sys; sys.argv = ['holdfast']; from holdfast.apps.cli.main import main; main()"
     done = subprocess.run([HOLDFAST[0], "-c", script], cwd=folder, env=env, capture_output=True, text=True)
     return done.stdout.split()
 

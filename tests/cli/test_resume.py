@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.apps.cluster.remote.slurm import Slurm
 from holdfast.canonical import digest
-from holdfast.cluster.remote.slurm import Slurm
 from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import Server, holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
 

@@ -209,7 +209,7 @@ class TestNames:
                 "COMP_WORDS": words,
                 "COMP_CWORD": str(words.count(" ")),
             }
-            program = [HOLDFAST[0], "-c", "from holdfast.cli.main import holdfast; holdfast(prog_name='holdfast')"]
+            program = [HOLDFAST[0], "-c", "from holdfast.apps.cli.main import holdfast; holdfast(prog_name='holdfast')"]
             done = subprocess.run(
                 program, cwd=sums.folder, env=environment(**variables), capture_output=True, text=True
             )

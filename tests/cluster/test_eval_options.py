@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.compile import LaunchRequest, compile_launch
-from holdfast.cluster.config.launch import Server
-from holdfast.cluster.config.servers import Mount
-from holdfast.cluster.job.servers import without_container
-from holdfast.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.submit import RunPreviews, preview
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
+from holdfast.apps.cluster.config.launch import Server
+from holdfast.apps.cluster.config.servers import Mount
+from holdfast.apps.cluster.job.servers import without_container
+from holdfast.apps.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.submit import RunPreviews, preview
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.plan.identity import identify
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import load_any

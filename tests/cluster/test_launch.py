@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from holdfast.cluster.config.tree import compiled_yaml
-from holdfast.cluster.job.context import JobContext
-from holdfast.cluster.job.main import JobRun
-from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.executor import active_main_jobs
-from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import Ledger
-from holdfast.cluster.remote.local import LocalExecutor
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.submit import start_jobs
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.logs import follow
-from holdfast.cluster.watch.status import look
+from holdfast.apps.cluster.config.tree import compiled_yaml
+from holdfast.apps.cluster.job.context import JobContext
+from holdfast.apps.cluster.job.main import JobRun
+from holdfast.apps.cluster.remote import invocation as layout
+from holdfast.apps.cluster.remote.executor import active_main_jobs
+from holdfast.apps.cluster.remote.invocation import Begin, End
+from holdfast.apps.cluster.remote.ledger import Ledger
+from holdfast.apps.cluster.remote.local import LocalExecutor
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.submit import start_jobs
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.watch.find import Subject
+from holdfast.apps.cluster.watch.logs import follow
+from holdfast.apps.cluster.watch.status import look
 from tests.support.invocations import launched
 from tests.support.launching import Site, calmly, deployment, free_port, pid_of
 from tests.support.running import holdfast, server, start, wait_for
 from tests.support.slurm import Cluster
 
 if TYPE_CHECKING:
-    from holdfast.cluster.remote.registry import Invocation
-    from holdfast.cluster.remote.slurm import JobState
+    from holdfast.apps.cluster.remote.registry import Invocation
+    from holdfast.apps.cluster.remote.slurm import JobState
     from tests.support.running import Server
 
 
@@ -267,7 +267,7 @@ def test_a_main_job_that_waits_or_is_cancelled_has_no_workers(site: Site) -> Non
     (job,) = chain.states()
     assert job.state == "pending"
     # A worker that was queued by an earlier main job begins meanwhile, and leaves.
-    worker = [sys.executable, "-m", "holdfast.cluster.job", site.place(invocation).path, "--role", "worker"]
+    worker = [sys.executable, "-m", "holdfast.apps.cluster.job", site.place(invocation).path, "--role", "worker"]
     env = {**site.lab.env, "SLURM_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}
     assert subprocess.run(worker, env=env, timeout=90, check=False).returncode == 0
     assert "exiting: no main job runs" in site.logs(invocation)
@@ -462,7 +462,7 @@ def test_secrets_are_in_no_script_log_manifest_or_process_list(site: Site) -> No
             int(path.name)
             for path in Path("/proc").iterdir()
             if path.name.isdigit()
-            and _argv(path)[2] == "holdfast.cluster.job.evaluate"
+            and _argv(path)[2] == "holdfast.apps.cluster.job.evaluate"
             and str(site.base) in _argv(path)[3]
         )
         environment = Path(f"/proc/{worker}/environ").read_bytes()
@@ -524,7 +524,7 @@ def test_the_same_on_this_machine_and_a_repeated_launch_exports_nothing_again(tm
         calmly(lambda: not running_processes(ledger, invocation.id), "the process's end")
         assert state.run_dir is not None
         # A process that was about to work when others finished the run has not seen its numbers.
-        command = [sys.executable, "-m", "holdfast.cluster.job.evaluate", site.place(invocation).path]
+        command = [sys.executable, "-m", "holdfast.apps.cluster.job.evaluate", site.place(invocation).path]
         late = subprocess.run([*command, "--run-dir", state.run_dir], input=b"", capture_output=True, check=True)
         assert json.loads(late.stdout)["finished"] is None
         noted = Path(state.run_dir) / "exports.json"
@@ -568,7 +568,7 @@ def test_ctrl_c_detaches_and_the_evaluation_continues(site: Site) -> None:
 
 
 def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.watch.logs._LOST_SECONDS", 2.0)
+    monkeypatch.setattr("holdfast.apps.cluster.watch.logs._LOST_SECONDS", 2.0)
     site.write("http://127.0.0.1:9/v1", profile='setup_lines = ["echo no such module >&2", "exit 1"]')
     invocation = site.submit()
     lines: list[str] = []

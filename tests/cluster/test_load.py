@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli.logs import command as logs_command
-from holdfast.cluster.remote.chain import Chain
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.slurm import JobName, Slurm
-from holdfast.cluster.remote.transport import Here, Ssh
-from holdfast.cluster.watch import logs
-from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.logs import follow
-from holdfast.cluster.watch.status import look
+from holdfast.apps.cli.logs import command as logs_command
+from holdfast.apps.cluster.remote.chain import Chain
+from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.transport import Here, Ssh
+from holdfast.apps.cluster.watch import logs
+from holdfast.apps.cluster.watch.find import Subject
+from holdfast.apps.cluster.watch.logs import follow
+from holdfast.apps.cluster.watch.status import look
 from tests.support.breaking import needs_strace
 from tests.support.invocations import entry_of, launched
 from tests.support.launching import Site
@@ -118,7 +118,7 @@ def test_following_takes_as_many_round_trips_for_thirty_tasks_as_for_one(
             assert follow(transport, entry_of(invocation, host="cluster", tasks=names), lines.append) == 0
         else:
             subject = Subject(transport, str(invocation.directory))
-            monkeypatch.setattr("holdfast.cli.logs.find_subject", lambda *_, subject=subject: subject)
+            monkeypatch.setattr("holdfast.apps.cli.logs.find_subject", lambda *_, subject=subject: subject)
             assert logs_command.main(["x", "--all"], standalone_mode=False) == 0
             lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 3 * count
@@ -149,7 +149,7 @@ def test_an_idle_worker_asks_the_file_system_less_than_twice_a_second(tmp_path: 
             *(
                 sys.executable,
                 "-m",
-                "holdfast.cluster.job",
+                "holdfast.apps.cluster.job",
                 invocation.place().path,
                 "--role",
                 "worker",

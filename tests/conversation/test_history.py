@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.export.html import write_html
-from holdfast.export.tables import write_csv
-from holdfast.formats.nat.export import write_nat
+from holdfast.plugins.exporters.html import write_html
+from holdfast.plugins.exporters.tables import write_csv
+from holdfast.plugins.nat.export import write_nat
 from tests.support.judges import judges
 from tests.support.running import lines
 from tests.support.specs import command

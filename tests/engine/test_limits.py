@@ -165,7 +165,7 @@ def test_a_function_whose_model_does_not_answer_is_not_scored(kind: str, lab: La
 SHORT_DEFAULT = """
 from holdfast.spec import eval_schema
 eval_schema.AGENT_TURN = 3.0
-from holdfast.cli.main import main
+from holdfast.apps.cli.main import main
 main()
 """
 

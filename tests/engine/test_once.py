@@ -161,7 +161,7 @@ def test_a_decision_is_on_disk_before_anything_else_happens(decision: str, lab: 
         "import os, signal, sys\n"
         "from holdfast.engine import run\n"
         "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "from holdfast.cli.main import main\n"
+        "from holdfast.apps.cli.main import main\n"
         "main()\n"
     )
     (lab.folder / "killed.py").write_text(code)
@@ -740,7 +740,7 @@ def test_a_kill_leaves_no_error_and_commands_that_look_at_the_run_say_uncertain(
     assert 'order({"thing":"tea 1"})' in lab.do("show", run_dir(lab.folder), "a").out
     decided = "import os, signal\nfrom holdfast.engine import run\n"
     decided += "run.work = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-    (lab.folder / "killed.py").write_text(decided + "from holdfast.cli.main import main\nmain()\n")
+    (lab.folder / "killed.py").write_text(decided + "from holdfast.apps.cli.main import main\nmain()\n")
     with spawn("killed", "resume", run_dir(lab.folder), "--settle", "a/1=again", cwd=lab.folder) as process:
         process.communicate()
     assert process.returncode == -9

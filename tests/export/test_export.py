@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.export.tables import rows as rows_of
-from holdfast.formats.nat.mirror import NatMirror
-from holdfast.formats.nat.schema import NatOutput
 from holdfast.plan.identity import identify
+from holdfast.plugins.nat.mirror import NatMirror
+from holdfast.plugins.nat.schema import NatOutput
 from holdfast.report.run_view import RunView
+from holdfast.report.tables import rows as rows_of
 from holdfast.spec.exports import EXPORTERS
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
@@ -530,7 +530,7 @@ class TestNatMirror:
         journal.write_bytes(b"".join(all_lines[:3]))
         write = os.write
         with monkeypatch.context() as full:
-            full.setattr("holdfast.formats.nat.mirror.os.write", lambda fd, data: write(fd, data[:20]))
+            full.setattr("holdfast.plugins.nat.mirror.os.write", lambda fd, data: write(fd, data[:20]))
             mirror._look()
             mirror._look()
         assert len(lines(path)) == 1, "no half of a line"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.data.panels import Panel
-from holdfast.formats.lm_eval import _document
+from holdfast.plugins.lm_eval import _document
 from holdfast.report.run_view import GradedTrial
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, environment, holdfast, lines, metrics, module_server, run_dir

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.panels import Panel
-from holdfast.export import html
-from holdfast.export.html import write_html
-from holdfast.export.junit import write_junit
+from holdfast.plugins.exporters import html
+from holdfast.plugins.exporters.html import write_html
+from holdfast.plugins.exporters.junit import write_junit
 from holdfast.report.run_view import GradedTrial, Pending, RunView
 from holdfast.report.timeline import trial_timeline
 from holdfast.store.records import Grade, Output, Timing, Usage

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.export.wandb import detect
+from holdfast.plugins.exporters.wandb import detect
 from tests.support.lab import Lab, rows
 from tests.support.running import ROOT, Server, environment, holdfast, metrics, module_server
 from tests.support.wandb_double import OfflineRun, wandb_double

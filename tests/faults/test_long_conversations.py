@@ -39,7 +39,7 @@ Many conversations have an index that is published, of which up to 16 MB of page
 _MEASURED = """
 import re, sys
 from pathlib import Path
-from holdfast.cli.main import main
+from holdfast.apps.cli.main import main
 try:
     main()
 finally:

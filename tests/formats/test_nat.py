@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from holdfast.data.dataset import Dataset
 from holdfast.errors import ConfigError
-from holdfast.formats.nat.steps import messages_of, usage_of
+from holdfast.plugins.nat.steps import messages_of, usage_of
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import load_any
 from holdfast.spec.schema import SCHEMA_VERSION

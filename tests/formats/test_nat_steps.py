@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.formats.nat.export import write_nat
-from holdfast.formats.nat.steps import nat_steps
+from holdfast.plugins.nat.export import write_nat
+from holdfast.plugins.nat.steps import nat_steps
 from holdfast.report.run_view import RunView
 from holdfast.store.records import Mark, Step, Usage
 from holdfast.store.rundir import RunDir

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.formats.waza.statistics import SuiteNumbers, task_stats
+from holdfast.plugins.waza.statistics import SuiteNumbers, task_stats
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, holdfast, run_dir, server
 from tests.support.waza import EVAL, tree

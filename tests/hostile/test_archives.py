@@ -6,8 +6,8 @@ import tarfile
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.cluster.remote.transport import Completed
-from holdfast.cluster.watch.copies import _Fetch
+from holdfast.apps.cluster.remote.transport import Completed
+from holdfast.apps.cluster.watch.copies import _Fetch
 
 if TYPE_CHECKING:
     from pathlib import Path

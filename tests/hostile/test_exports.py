@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from holdfast.export.tables import write_rows
+from holdfast.report.tables import write_rows
 from tests.hostile.inputs import ALL, FORMULAS, HTML, hostile_eval
 from tests.support.running import holdfast, run_dir
 from tests.support.viewing import viewer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.batches.ledger import read_batches
 from holdfast.errors import HoldfastError, RunFileError
+from holdfast.plugins.batches.ledger import read_batches
 from holdfast.store.catalog import list_runs, summarize_run
 from holdfast.store.claims import newest_round
 from holdfast.store.inputs import read_inputs

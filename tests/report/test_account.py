@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import holdfast
-from holdfast.export.junit import write_junit
-from holdfast.export.tables import write_csv, write_transcripts
+from holdfast.plugins.exporters.junit import write_junit
+from holdfast.plugins.exporters.tables import write_csv
 from holdfast.report.table import draw_metrics
+from holdfast.report.tables import write_transcripts
 from tests.support.running import holdfast as run_command
 from tests.support.running import run_dir, server, wait_for, write_eval
 from tests.support.viewing import viewer

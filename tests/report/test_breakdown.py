@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.export.tracking import numbers
+from holdfast.plugins.exporters.tracking import numbers
 from holdfast.store.metrics import Metrics
 from tests.support.lab import Lab, rows
 from tests.support.patterns import POINTS, finished_run

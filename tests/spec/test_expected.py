@@ -147,7 +147,7 @@ def test_a_list_in_a_dataset_file_is_graded_by_the_command(
 
 
 def test_references_for_flexeval_are_always_texts(tmp_path: Path) -> None:
-    from holdfast.formats.flexeval import write_flexeval
+    from holdfast.plugins.flexeval import write_flexeval
 
     rows = [
         {"id": "1", "references": ["a", "b"], "expected": "x"},

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks.format import wants_chat
-from holdfast.benchmarks.names import find_listed
 from holdfast.errors import ConfigError
+from holdfast.plugins.benchmarks.format import wants_chat
+from holdfast.plugins.benchmarks.names import find_listed
 from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.providers import PROVIDERS, endpoint_of, suggest_prefix
 from holdfast.targets.build import build_target

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
 from holdfast.errors import RunHeld
 from holdfast.store import lease as leases
 from holdfast.store.lease import Holder, RunLease

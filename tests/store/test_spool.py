@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.export.junit import write_junit
-from holdfast.formats.lm_eval import write_lm_eval
-from holdfast.formats.nat.export import write_nat
+from holdfast.plugins.exporters.junit import write_junit
+from holdfast.plugins.lm_eval import write_lm_eval
+from holdfast.plugins.nat.export import write_nat
 from holdfast.report.run_view import RunView
 from holdfast.store.durable import Spool
 from holdfast.store.rundir import RunDir

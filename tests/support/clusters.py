@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.config.compile import LaunchRequest, compile_launch
+from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.cluster.config.launch import Launch
+    from holdfast.apps.cluster.config.launch import Launch
 
 PROFILES = """\
 [wandb]

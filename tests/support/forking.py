@@ -78,8 +78,8 @@ OFFLINE: Final = {
 """with what lm-eval is imported: as for data of a folder"""
 _VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}, "wandb": {"WANDB_ERROR_REPORTING": "false"}}
 """under which a warm process imports more"""
-_WITH_LM_EVAL: Final = ("holdfast.benchmarks.compiler", "tests.support.lm_eval_oracle")
-_OF_THE_VIEWER: Final = ("holdfast.view.counting", "holdfast.view.search")
+_WITH_LM_EVAL: Final = ("holdfast.plugins.benchmarks.compiler", "tests.support.lm_eval_oracle")
+_OF_THE_VIEWER: Final = ("holdfast.apps.view.counting", "holdfast.apps.view.search")
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
 """modules that are forked even if code under test starts them"""
 _FOLDER: Final = "FOLDER_OF_WARM_PROCESS"
@@ -295,7 +295,7 @@ def _run_a_command() -> None:
         file.write_text(_EVAL)
         os.environ["HOLDFAST_HOME"] = folder
         sys.argv = ["-m", "eval", str(file), "--dry-run", "--runs-dir", folder]
-        import_module("holdfast.cli.main").main()
+        import_module("holdfast.apps.cli.main").main()
 
 
 def _accept(listener: socket.socket, needed: Iterable[str]) -> None:

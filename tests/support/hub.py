@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benchmarks.names import OVERLAY
+from holdfast.plugins.benchmarks.names import OVERLAY
 
 if TYPE_CHECKING:
     from pathlib import Path

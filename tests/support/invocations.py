@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.launch import TaskFile
-from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.invocation import InvocationFile, State, TaskFolder
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
-from holdfast.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.config.launch import TaskFile
+from holdfast.apps.cluster.remote import invocation as layout
+from holdfast.apps.cluster.remote.invocation import InvocationFile, State, TaskFolder
+from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cluster.remote.ledger import Job
-    from holdfast.cluster.remote.transport import Transport
+    from holdfast.apps.cluster.remote.ledger import Job
+    from holdfast.apps.cluster.remote.transport import Transport
     from tests.support.slurm import Cluster
 
 SLEEP = b"#!/bin/sh\nexec sleep 600\n"

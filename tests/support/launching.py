@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from holdfast.cluster.config.compile import LaunchRequest, compile_launch
-from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.chain import Chain
-from holdfast.cluster.remote.invocation import State, TaskFolder
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.slurm import Slurm
-from holdfast.cluster.remote.submit import submit
+from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
+from holdfast.apps.cluster.remote import invocation as layout
+from holdfast.apps.cluster.remote.chain import Chain
+from holdfast.apps.cluster.remote.invocation import State, TaskFolder
+from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.slurm import Slurm
+from holdfast.apps.cluster.remote.submit import submit
 from tests.support.invocations import env_of
 from tests.support.running import wait_for, write_eval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.cluster.config.launch import Launch
-    from holdfast.cluster.remote.registry import Invocation
-    from holdfast.cluster.remote.slurm import JobState
-    from holdfast.cluster.remote.transport import Transport
+    from holdfast.apps.cluster.config.launch import Launch
+    from holdfast.apps.cluster.remote.registry import Invocation
+    from holdfast.apps.cluster.remote.slurm import JobState
+    from holdfast.apps.cluster.remote.transport import Transport
     from tests.support.slurm import Cluster
 
 PATIENCE = 300.0
@@ -224,7 +224,7 @@ class Site:
 
         A job that Slurm calls running may not have come to its last line yet.
         """
-        words = ["holdfast.cluster.job", self.place(invocation, task).path, "--role", role]
+        words = ["holdfast.apps.cluster.job", self.place(invocation, task).path, "--role", role]
 
         def look() -> list[psutil.Process]:
             return [

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 
-from holdfast.cli.main import main as holdfast_main
+from holdfast.apps.cli.main import main as holdfast_main
 from holdfast.engine.recorder import Recorder
 
 recorded = 0

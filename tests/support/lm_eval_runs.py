@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.benchmarks.names import OVERLAY
 from holdfast.data.readers import Layout, read_rows
+from holdfast.plugins.benchmarks.names import OVERLAY
 from tests.support.forking import OFFLINE, Forked, start_warm_process
 from tests.support.running import ROOT, environment, lines
 

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from holdfast.cluster.remote.transport import Here, Ssh, Transport
+from holdfast.apps.cluster.remote.transport import Here, Ssh, Transport
 from tests.support.running import ROOT, environment, wait_for
 from tests.support.sharing import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.cluster.remote.slurm import JobState, Slurm
+    from holdfast.apps.cluster.remote.slurm import JobState, Slurm
 
 SCRIPTS = ROOT / "scripts" / "lab"
 SHARED = Path(tempfile.gettempdir()) / f"holdfast-lab-{os.getuid()}-{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"

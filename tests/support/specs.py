@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.cli.main import main
+from holdfast.apps.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError

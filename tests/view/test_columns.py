@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.apps.view.columns import open_columns, read_rows
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
-from holdfast.view.columns import open_columns, read_rows
 from tests.view import journals
 from tests.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.view.columns import Columns
+    from holdfast.apps.view.columns import Columns
 
 EXAMPLES = 40
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.apps.view.columns import open_columns
+from holdfast.apps.view.counting import count_rows, count_run
 from holdfast.report.overview import Overview, run_overview
 from holdfast.report.run_view import RunView
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.rundir import RunDir
-from holdfast.view.columns import open_columns
-from holdfast.view.counting import count_rows, count_run
 from tests.support.lab import Lab, rows
 from tests.support.running import Server, module_server
 from tests.support.showcase import agent_run, long_run
@@ -70,9 +70,9 @@ def test_a_large_run_is_counted_by_a_helper_process(
     monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
     run = RunDir(Lab(tmp_path, provider, rows=rows(6)).eval().run)
     view, expected = RunView(run), from_trials(run.path)
-    monkeypatch.setattr("holdfast.view.counting._MANY", 0)
+    monkeypatch.setattr("holdfast.apps.view.counting._MANY", 0)
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.view.counting.count_rows", None)  # the helper process has its own
+        patch.setattr("holdfast.apps.view.counting.count_rows", None)  # the helper process has its own
         assert count_run(view, open_columns(run)) == expected
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert count_run(view, open_columns(run)) == expected  # in this process

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.view.guard import AccessRules, read_key, refusal
+from holdfast.apps.view.guard import AccessRules, read_key, refusal
 from tests.support.running import holdfast, server, start, wait_for, write_eval
 from tests.support.viewing import Viewer, read_address, viewer
 
@@ -313,7 +313,7 @@ def test_the_browser_gets_a_private_file_and_not_the_key(folder: Path, tmp_path:
 def test_names_of_the_network_are_those_that_were_asked_for() -> None:
     from aiohttp.test_utils import make_mocked_request
 
-    from holdfast.view.server import names_of
+    from holdfast.apps.view.server import names_of
 
     def refused(host: str, rules: AccessRules) -> int | None:
         answer = refusal(rules, make_mocked_request("GET", "/open", headers={"Host": host}))

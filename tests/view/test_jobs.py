@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.transport import Here
 from tests.support.invocations import Launched, entry_of, launched, register
 from tests.support.running import wait_for
 from tests.support.viewing import Viewer, viewer

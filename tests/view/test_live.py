@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.apps.view.columns import open_columns, read_rows
+from holdfast.apps.view.live import Watch
+from holdfast.apps.view.site import Site
 from holdfast.report.trial_table import TableFiller
-from holdfast.view.columns import open_columns, read_rows
-from holdfast.view.live import Watch
-from holdfast.view.site import Site
 from tests.support.running import PATIENCE, holdfast, module_server, run_dir, start, wait_for, write_eval
 from tests.support.viewing import Viewer, browser, opened, viewer
 from tests.view.journals import JournaledRun, whole_trial
@@ -194,9 +194,9 @@ def test_a_large_unfinished_run_has_an_estimate_before_it_is_read(
             run.append(event)
     watch = Watch("run", run.rundir, lambda: None)
     assert watch.numbers().texts["progress"] == "2 of 6"
-    monkeypatch.setattr("holdfast.view.live._LARGE", 1)
+    monkeypatch.setattr("holdfast.apps.view.live._LARGE", 1)
     first_line = (run.rundir.path / "outputs.jsonl").read_bytes().index(b"\n") + 1
-    monkeypatch.setattr("holdfast.view.live._SAMPLED", first_line)
+    monkeypatch.setattr("holdfast.apps.view.live._SAMPLED", first_line)
     numbers = Watch("run", run.rundir, lambda: None).numbers()
     assert (numbers.status, numbers.texts["progress"]) == ("unfinished", "about 2 of 6")
     run.report()

@@ -11,14 +11,14 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from holdfast.export.html import write_html
+from holdfast.apps.view.run_pages import shorten
 from holdfast.pages.environment import render_markdown
+from holdfast.plugins.exporters.html import write_html
 from holdfast.report.overview import Overview
 from holdfast.report.run_view import RunView
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.records import Output
 from holdfast.store.rundir import RunDir
-from holdfast.view.run_pages import shorten
 from tests.export.test_reports import HOSTILE, Page
 from tests.support.running import Server, holdfast, module_server, wait_for
 from tests.support.showcase import agent_run, judged_run, long_run

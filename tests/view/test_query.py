@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.apps.view.columns import field_value, open_columns, read_rows
+from holdfast.apps.view.query import parse_query, quote
+from holdfast.apps.view.search import TextSearch, contains_text, fold, search, search_lines
+from holdfast.apps.view.snapshot import facets, select
 from holdfast.errors import QueryError
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.report.trial_table import STATUSES
 from holdfast.store.lines import LineRef
 from holdfast.store.records import Output, Timing, Usage, to_line
-from holdfast.view.columns import field_value, open_columns, read_rows
-from holdfast.view.query import parse_query, quote
-from holdfast.view.search import TextSearch, contains_text, fold, search, search_lines
-from holdfast.view.snapshot import facets, select
 from tests.view import journals
 from tests.view.journals import GRADERS, JournaledRun, WriteError, WriteOutput, whole_trial
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from holdfast.view.columns import Columns, TrialRow
+    from holdfast.apps.view.columns import Columns, TrialRow
 
 
 @pytest.fixture(scope="module")

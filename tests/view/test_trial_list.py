@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.view.trial_list import trial_address
+from holdfast.apps.view.trial_list import trial_address
 from tests.support.running import holdfast, run_dir, server, wait_for, write_eval
 from tests.support.viewing import Viewer, viewer
 

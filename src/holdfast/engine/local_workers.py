@@ -25,10 +25,10 @@ from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failu
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import finish_run, prepare, shared_eval
 from holdfast.errors import Fault, Interrupted
-from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
+from holdfast.report.live_exports import live_exporters
 from holdfast.report.outcome import Outcome
 from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims

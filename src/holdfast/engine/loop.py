@@ -29,11 +29,11 @@ from holdfast.engine.retry import Retrier
 from holdfast.engine.signals import Signals
 from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
-from holdfast.export.live import live_exporters
 from holdfast.graders.build import grader_places
 from holdfast.http.response import REPLY_BYTES
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
+from holdfast.report.live_exports import live_exporters
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import Secrets, secret_variables
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.inputs import InputRecorder
     from holdfast.engine.session import Session
-    from holdfast.export.live import LiveExporter
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
+    from holdfast.report.live_exports import LiveExporter
     from holdfast.targets.batching import BatchHub
     from holdfast.targets.types import Target
 

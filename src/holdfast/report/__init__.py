@@ -30,4 +30,10 @@ Comparing runs:
 `alignment` two conversations side by side
 `pairwise` win rates and ratings of runs judged against each other, pure
 `gate`     whether a run may pass, pure
+
+Leaving with files:
+`result`   a run as `holdfast.evaluate` returns it
+`tables`   rows and columns of trials, transcripts as JSON lines
+`exports`  exports of a run that has ended; `exports.json` records how each went
+`live_exports` what a run exports while it is in progress, and the way to all other exporters
 """

@@ -20,28 +20,34 @@ if TYPE_CHECKING:
 
 BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
     "holdfast.formats": {
-        "benchmark": "holdfast.benchmarks.format:BenchmarkFile",
-        "waza": "holdfast.formats.waza.read:Waza",
-        "nat": "holdfast.formats.nat.read:Nat",
+        "benchmark": "holdfast.plugins.benchmarks.format:BenchmarkFile",
+        "waza": "holdfast.plugins.waza.read:Waza",
+        "nat": "holdfast.plugins.nat.read:Nat",
     },
     "holdfast.tasks": {
-        "benchmarks": "holdfast.benchmarks.format:listed_benchmarks",
-        "lm-eval": "holdfast.benchmarks.format:lm_eval_tasks",
+        "benchmarks": "holdfast.plugins.benchmarks.format:listed_benchmarks",
+        "lm-eval": "holdfast.plugins.benchmarks.format:lm_eval_tasks",
     },
     "holdfast.targets": {
-        "nat": "holdfast.formats.nat.components:NatWorkflow",
-        "mock": "holdfast.formats.waza.mock:Mock",
+        "nat": "holdfast.plugins.nat.components:NatWorkflow",
+        "mock": "holdfast.plugins.waza.mock:Mock",
     },
-    "holdfast.graders": {"nat": "holdfast.formats.nat.components:NatEvaluator"},
+    "holdfast.graders": {"nat": "holdfast.plugins.nat.components:NatEvaluator"},
     "holdfast.exporters": {
-        "nat": "holdfast.formats.nat.export:write_nat",
-        "flexeval": "holdfast.formats.flexeval:write_flexeval",
-        "waza": "holdfast.formats.waza.export:write_waza",
-        "lm-eval": "holdfast.formats.lm_eval:write_lm_eval",
+        "csv": "holdfast.plugins.exporters.tables:write_csv",
+        "parquet": "holdfast.plugins.exporters.tables:write_parquet",
+        "junit": "holdfast.plugins.exporters.junit:write_junit",
+        "html": "holdfast.plugins.exporters.html:write_html",
+        "wandb": "holdfast.plugins.exporters.wandb:Wandb",
+        "mlflow": "holdfast.plugins.exporters.mlflow:Mlflow",
+        "nat": "holdfast.plugins.nat.export:write_nat",
+        "flexeval": "holdfast.plugins.flexeval:write_flexeval",
+        "waza": "holdfast.plugins.waza.export:write_waza",
+        "lm-eval": "holdfast.plugins.lm_eval:write_lm_eval",
     },
-    "holdfast.live_exporters": {"nat": "holdfast.formats.nat.mirror:NatMirror"},
-    "holdfast.step_readers": {"intermediate_data": "holdfast.formats.nat.steps:StreamedSteps"},
-    "holdfast.grading_processes": {"lm_eval": "holdfast.benchmarks.grading:start"},
+    "holdfast.live_exporters": {"nat": "holdfast.plugins.nat.mirror:NatMirror"},
+    "holdfast.step_readers": {"intermediate_data": "holdfast.plugins.nat.steps:StreamedSteps"},
+    "holdfast.grading_processes": {"lm_eval": "holdfast.plugins.benchmarks.grading:start"},
 }
 """The built-in plug-ins by entry-point group and name: the only place where the core names them.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LEDGER: Final = "batches"
-"""The journal of batches: see `holdfast.batches.ledger`."""
+"""The journal of batches: see `holdfast.plugins.batches.ledger`."""
 ARCHIVE: Final = "archived"
 """Folder, next to an eval's runs, to which `--fresh` moves the old runs."""
 

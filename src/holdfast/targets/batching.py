@@ -1,4 +1,4 @@
-"""The interface to batches, which the core can do without: `holdfast.batches` is loaded when a run needs it."""
+"""The interface to batches, which the core can do without: `holdfast.plugins.batches` is loaded when a run needs it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from holdfast.store.rundir import RunDir
 
 _PARTS: Final = {
-    "hub": "holdfast.batches.hub:open_batches",
-    "problem": "holdfast.batches.providers:batch_problem",
-    "most_requests": "holdfast.batches.providers:most_requests",
-    "lines": "holdfast.batches.collecting:batch_lines",
+    "hub": "holdfast.plugins.batches.hub:open_batches",
+    "problem": "holdfast.plugins.batches.providers:batch_problem",
+    "most_requests": "holdfast.plugins.batches.providers:most_requests",
+    "lines": "holdfast.plugins.batches.collecting:batch_lines",
 }
 
 
@@ -82,7 +82,7 @@ class BatchHub(Protocol):
 
 
 def open_batches(rundir: RunDir, journals: Path, **options: Any) -> BatchHub:
-    """Return the batches of a run; options as for `holdfast.batches.hub.Batches`."""
+    """Return the batches of a run; options as for `holdfast.plugins.batches.hub.Batches`."""
     hub: BatchHub = load_reference(_PARTS["hub"])(rundir, journals, **options)
     return hub
 

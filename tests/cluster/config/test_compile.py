@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.benchmarks.native import SAMPLES
-from holdfast.cluster.config.compile import LaunchRequest, compile_launch
-from holdfast.cluster.config.schema import DeploymentBlock
-from holdfast.cluster.config.servers import server_command
-from holdfast.cluster.config.tree import compiled_sections, compiled_yaml
-from holdfast.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
+from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
+from holdfast.apps.cluster.config.schema import DeploymentBlock
+from holdfast.apps.cluster.config.servers import server_command
+from holdfast.apps.cluster.config.tree import compiled_sections, compiled_yaml
+from holdfast.apps.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
 from holdfast.errors import ConfigError, UsageError
-from holdfast.export.wandb import detect
+from holdfast.plugins.benchmarks.native import SAMPLES
+from holdfast.plugins.exporters.wandb import detect
 from holdfast.spec.load import load_eval
 from tests.support.clusters import NEWER, OLDER, PROFILES, launched, lay_out, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.config.launch import Launch, Server
+    from holdfast.apps.cluster.config.launch import Launch, Server
 
 NEWER_NOTICE = (
     "env.toml:14: run.env.container_image: no effect here, because deployment.image is vllm/vllm-openai:latest"

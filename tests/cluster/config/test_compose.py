@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster.config.compose import PREFERRED, Composed, compose, find_config
-from holdfast.cluster.config.profiles import load_profile
-from holdfast.cluster.config.tree import COMMAND_LINE, Tree, escape, interpolate, leaves
+from holdfast.apps.cluster.config.compose import PREFERRED, Composed, compose, find_config
+from holdfast.apps.cluster.config.profiles import load_profile
+from holdfast.apps.cluster.config.tree import COMMAND_LINE, Tree, escape, interpolate, leaves
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, lay_out, write
 from tests.support.running import holdfast

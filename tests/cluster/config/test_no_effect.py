@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.cluster.config import schema as fields
-from holdfast.cluster.config.launch import Container
-from holdfast.cluster.config.profiles import OTHER_KEYS
-from holdfast.cluster.remote.submit import preview
+from holdfast.apps.cluster.config import schema as fields
+from holdfast.apps.cluster.config.launch import Container
+from holdfast.apps.cluster.config.profiles import OTHER_KEYS
+from holdfast.apps.cluster.remote.submit import preview
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.exports import export_schema
 from tests.support.clusters import launched, lay_out, write
@@ -20,7 +20,7 @@ from tests.support.clusters import launched, lay_out, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.config.launch import Launch
+    from holdfast.apps.cluster.config.launch import Launch
     from holdfast.spec.schema import Block
 
 BLOCKS: dict[str, type[Block]] = {

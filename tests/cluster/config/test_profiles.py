@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cluster.config.profiles import (
+from holdfast.apps.cluster.config.profiles import (
     OTHER_KEYS,
     RESERVED,
     find_env_file,
@@ -16,7 +16,7 @@ from holdfast.cluster.config.profiles import (
     load_wandb,
     squash_problem,
 )
-from holdfast.cluster.config.schema import ProfileBlock, walltime, walltime_seconds
+from holdfast.apps.cluster.config.schema import ProfileBlock, walltime, walltime_seconds
 from holdfast.errors import UsageError
 from tests.support.clusters import PROFILES, write
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.launch import Server
-from holdfast.cluster.job.servers import server_words
-from holdfast.cluster.remote.invocation import TaskFolder, read_state
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.config.launch import Server
+from holdfast.apps.cluster.job.servers import server_words
+from holdfast.apps.cluster.remote.invocation import TaskFolder, read_state
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.transport import Here
 from tests.support.launching import deployment
 from tests.support.running import holdfast, wait_for, write_eval
 

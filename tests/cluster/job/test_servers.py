@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.config.launch import Server
-from holdfast.cluster.job import successor
-from holdfast.cluster.job.servers import Node, ServerProcess, _listens, spots
-from holdfast.cluster.remote.invocation import End
-from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.status import look
+from holdfast.apps.cluster.config.launch import Server
+from holdfast.apps.cluster.job import successor
+from holdfast.apps.cluster.job.servers import Node, ServerProcess, _listens, spots
+from holdfast.apps.cluster.remote.invocation import End
+from holdfast.apps.cluster.watch.find import Subject
+from holdfast.apps.cluster.watch.status import look
 from holdfast.errors import HoldfastError
 from tests.support.launching import Site, calmly, deployment, free_port, node_of, pid_of
 from tests.support.running import server, wait_for

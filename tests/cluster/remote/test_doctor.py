@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.remote.slurm import Slurm
+from holdfast.apps.cluster.remote.slurm import Slurm
 from holdfast.graders.sandbox import isolation
 from tests.support.invocations import env_of
 from tests.support.running import holdfast

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from holdfast.cluster.remote.images import ImageReference, ensure_image, is_reference, registry_digest
-from holdfast.cluster.remote.slurm import JobName, Slurm
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.remote.images import ImageReference, ensure_image, is_reference, registry_digest
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.errors import ClusterError
 from tests.support.running import wait_for
 from tests.support.slurm import Cluster, wait_for_job

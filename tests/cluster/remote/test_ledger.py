@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote.ledger import _TAKE, Disowned, Intent, Ledger, Submitted, Submitter, fold
-from holdfast.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
-from holdfast.cluster.remote.slurm import JobName, JobState, Slurm
+from holdfast.apps.cluster.remote.ledger import _TAKE, Disowned, Intent, Ledger, Submitted, Submitter, fold
+from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
+from holdfast.apps.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.cluster.remote.transport import Transport
+    from holdfast.apps.cluster.remote.transport import Transport
 
 CRASHING = """
 import os, sys
-from holdfast.cluster.remote.slurm import JobName, Slurm
-from holdfast.cluster.remote.ledger import Ledger, Submitter
-from holdfast.cluster.remote.transport import Here, Ssh
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.transport import Here, Ssh
 
 way, config, directory, invocation, point = sys.argv[1:]
 transport = Here() if way == "here" else Ssh("cluster", config=config)
@@ -147,7 +147,7 @@ def test_a_submission_under_way_is_in_doubt_and_not_touched(slurm: Cluster, invo
 def reconcile_as_another_process(slurm: Cluster, folder: Path) -> str:
     code = (
         "import sys; from pathlib import Path; from tests.cluster.remote.test_ledger import submitter;"
-        "from holdfast.cluster.remote.transport import Here;"
+        "from holdfast.apps.cluster.remote.transport import Here;"
         "print(*map(len, submitter(Here(), Path(sys.argv[1])).reconcile()))"
     )
     done = subprocess.run(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote.executor import active_main_jobs
-from holdfast.cluster.remote.invocation import read_task
-from holdfast.cluster.remote.ledger import Ledger
-from holdfast.cluster.remote.local import LocalExecutor
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.remote.executor import active_main_jobs
+from holdfast.apps.cluster.remote.invocation import read_task
+from holdfast.apps.cluster.remote.ledger import Ledger
+from holdfast.apps.cluster.remote.local import LocalExecutor
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.store import processes
 from tests.support.invocations import launched
 from tests.support.running import wait_for

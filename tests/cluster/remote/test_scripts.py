@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.config.launch import Server, TaskFile
-from holdfast.cluster.job.servers import server_line
-from holdfast.cluster.remote.bundle import collect, load_sent, send_bundles
-from holdfast.cluster.remote.chain import directive, main_script, worker_script
-from holdfast.cluster.remote.install import build_wheel, ensure_python, needed_extras
-from holdfast.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
-from holdfast.cluster.remote.submit import preview
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.config.launch import Server, TaskFile
+from holdfast.apps.cluster.job.servers import server_line
+from holdfast.apps.cluster.remote.bundle import collect, load_sent, send_bundles
+from holdfast.apps.cluster.remote.chain import directive, main_script, worker_script
+from holdfast.apps.cluster.remote.install import build_wheel, ensure_python, needed_extras
+from holdfast.apps.cluster.remote.invocation import TaskFolder, read_secrets, write_secrets
+from holdfast.apps.cluster.remote.submit import preview
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.errors import ClusterError, UsageError
 from holdfast.spec.load import load_eval
 from tests.support.clusters import launched, lay_out
@@ -61,7 +61,7 @@ def test_the_main_script_is_this_text() -> None:
         "# gsm8k: task 0 of 0123456789abcdef, main\n"
         "trap '' USR2\n"
         "module load cuda\n"
-        "exec /env/bin/python -m holdfast.cluster.job /base/holdfast/0123456789abcdef/0 --role main\n"
+        "exec /env/bin/python -m holdfast.apps.cluster.job /base/holdfast/0123456789abcdef/0 --role main\n"
     )
 
 
@@ -75,14 +75,14 @@ def test_the_workers_script_is_this_text() -> None:
         "#SBATCH --time=1\n"
         "# gsm8k: task 0 of 0123456789abcdef, worker\n"
         "trap '' USR2\n"
-        "exec /env/bin/python -m holdfast.cluster.job /b/holdfast/0/0 --role worker\n"
+        "exec /env/bin/python -m holdfast.apps.cluster.job /b/holdfast/0/0 --role worker\n"
     )
 
 
 def test_a_job_starts_its_supervisor_without_the_modules_that_read_configurations() -> None:
-    code = "import sys, holdfast.cluster.job.main; print(*sys.modules)"
+    code = "import sys, holdfast.apps.cluster.job.main; print(*sys.modules)"
     modules = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert "holdfast.cluster.job.main" in modules
+    assert "holdfast.apps.cluster.job.main" in modules
     read = {"pydantic", "jinja2", "ruamel", "aiohttp", "omegaconf", "asyncio", "filelock", "ssl", "http"}
     assert modules & read == set()
 
@@ -92,7 +92,7 @@ def test_names_that_a_shell_would_read_are_quoted() -> None:
     *_, comment, _, last = text.splitlines()
     assert comment == "# a reboot: task 0 of 0123456789abcdef, main"
     assert shlex.split(last) == [
-        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.cluster.job", "/a b/100%/x/0", "--role", "main")
+        *("exec", "/my env/$(reboot)/python", "-m", "holdfast.apps.cluster.job", "/a b/100%/x/0", "--role", "main")
     ]
     assert "#SBATCH --output='/a b/100%%/x/0/logs/slurm-%j.log'" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -175,8 +175,8 @@ def test_the_wheel_of_a_version_is_reproducible() -> None:
         names = wheel.namelist()
         assert wheel.testzip() is None
         assert b"Requires-Dist: msgspec" in wheel.read(next(name for name in names if name.endswith("METADATA")))
-    assert "holdfast/cluster/job/__main__.py" in names
-    assert "holdfast/cluster/config/groups/deployment/vllm.yaml" in names
+    assert "holdfast/apps/cluster/job/__main__.py" in names
+    assert "holdfast/apps/cluster/config/groups/deployment/vllm.yaml" in names
     assert not any("__pycache__" in name for name in names)
 
 
@@ -355,7 +355,7 @@ def test_a_dry_run_lists_files_that_would_be_sent_and_left_out(tmp_path: Path) -
 
 def test_too_much_in_the_folder_of_an_eval_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_eval(tmp_path, "http://127.0.0.1:9/v1")
-    monkeypatch.setattr("holdfast.cluster.remote.bundle.MAX_BYTES", 100)
+    monkeypatch.setattr("holdfast.apps.cluster.remote.bundle.MAX_BYTES", 100)
     with pytest.raises(UsageError, match=r"e\.yaml: 0 MB are in its folder") as refused:
         collect(load_eval(path), path)
     assert "data.jsonl" in str(refused.value)

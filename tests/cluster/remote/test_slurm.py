@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.remote.registry import new_invocation
-from holdfast.cluster.remote.slurm import (
+from holdfast.apps.cluster.remote.registry import new_invocation
+from holdfast.apps.cluster.remote.slurm import (
     JobName,
     JobState,
     Slurm,
@@ -16,7 +16,7 @@ from holdfast.cluster.remote.slurm import (
     read_squeue,
     read_state,
 )
-from holdfast.cluster.remote.transport import Here, Transport
+from holdfast.apps.cluster.remote.transport import Here, Transport
 from holdfast.errors import ClusterError, Unreachable
 from tests.support.breaking import needs_root
 from tests.support.running import wait_for

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cluster.remote.submit import submit
-from holdfast.cluster.remote.transport import Here
+from holdfast.apps.cluster.remote.submit import submit
+from holdfast.apps.cluster.remote.transport import Here
 from holdfast.errors import ClusterError
 from tests.support.clusters import launched, lay_out
 

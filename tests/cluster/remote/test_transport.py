@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cluster.remote import install, trees
-from holdfast.cluster.remote import transport as module
-from holdfast.cluster.remote.transport import Completed, Here, Ssh, Transport
-from holdfast.cluster.remote.trees import SourceFile
+from holdfast.apps.cluster.remote import install, trees
+from holdfast.apps.cluster.remote import transport as module
+from holdfast.apps.cluster.remote.transport import Completed, Here, Ssh, Transport
+from holdfast.apps.cluster.remote.trees import SourceFile
 from holdfast.errors import ClusterError, Unreachable, UsageError
 from tests.support.breaking import needs_root, small_disk
 

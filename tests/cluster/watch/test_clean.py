@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.cluster.config.launch import Server
-from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.remote.trees import SourceFile
+from holdfast.apps.cluster.config.launch import Server
+from holdfast.apps.cluster.remote import invocation as layout
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.remote.trees import SourceFile
 from tests.support.invocations import Launched, launched, register
 from tests.support.running import holdfast
 

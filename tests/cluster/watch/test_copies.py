@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli import view
-from holdfast.cluster.remote.transport import Completed, Ssh
-from holdfast.cluster.watch import copies
-from holdfast.cluster.watch.copies import fetch_run
-from holdfast.cluster.watch.find import RunPlace
+from holdfast.apps.cli import view
+from holdfast.apps.cluster.remote.transport import Completed, Ssh
+from holdfast.apps.cluster.watch import copies
+from holdfast.apps.cluster.watch.copies import fetch_run
+from holdfast.apps.cluster.watch.find import RunPlace
 from holdfast.errors import ClusterError
 from holdfast.store.lines import scan
 from holdfast.store.metrics import GateOutcome

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.cluster.remote.invocation import read_state, write_stop
-from holdfast.cluster.remote.ledger import Intent, Ledger, Submitted
-from holdfast.cluster.remote.registry import new_invocation
-from holdfast.cluster.remote.slurm import JobName, Slurm
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.cleanup import kill
-from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.status import look
+from holdfast.apps.cluster.remote.invocation import read_state, write_stop
+from holdfast.apps.cluster.remote.ledger import Intent, Ledger, Submitted
+from holdfast.apps.cluster.remote.registry import new_invocation
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.watch.cleanup import kill
+from holdfast.apps.cluster.watch.find import Subject
+from holdfast.apps.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
 from holdfast.store.lease import Holder
 from holdfast.store.processes import start_token, this_system
@@ -32,8 +32,8 @@ from tests.support.slurm import wait_for_job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.remote.invocation import Phase
-    from holdfast.cluster.remote.transport import Transport
+    from holdfast.apps.cluster.remote.invocation import Phase
+    from holdfast.apps.cluster.remote.transport import Transport
     from tests.support.slurm import Cluster
 
 
@@ -105,7 +105,7 @@ def test_a_job_that_stops_because_of_the_mark_counts_as_stopped(
         slurm.here.check(["scancel", job])  # stands for a job that reads the mark before it is cancelled
         wait_for_job(Slurm(slurm.here), name, lambda state: not state.active)
 
-    monkeypatch.setattr("holdfast.cluster.watch.cleanup.write_stop", mark)
+    monkeypatch.setattr("holdfast.apps.cluster.watch.cleanup.write_stop", mark)
     ended, remain = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert remain == [] and [name in shown for shown in ended] == [True]
 
@@ -177,7 +177,7 @@ def test_a_job_that_begins_after_the_mark_does_nothing(tmp_path: Path, marked: s
     invocation.state(phase=phase)
     write_stop(invocation.transport, str(invocation.directory / marked), "test")
     subprocess.run(
-        [sys.executable, "-m", "holdfast.cluster.job", invocation.place().path, "--role", "main"], check=True
+        [sys.executable, "-m", "holdfast.apps.cluster.job", invocation.place().path, "--role", "main"], check=True
     )
     assert read_state(invocation.transport, invocation.place()).phase == then
 

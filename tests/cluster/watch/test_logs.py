@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cli.logs import command
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.logs import follow
+from holdfast.apps.cli.logs import command
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.watch.logs import follow
 from tests.support.invocations import Launched, entry_of, launched
 
 if TYPE_CHECKING:

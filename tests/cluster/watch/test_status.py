@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.remote import invocation as layout
-from holdfast.cluster.remote.invocation import Begin, End
-from holdfast.cluster.remote.ledger import DOUBT_SECONDS, Intent, Ledger
-from holdfast.cluster.remote.registry import InvocationRegistry
-from holdfast.cluster.remote.slurm import JobName, Slurm
-from holdfast.cluster.remote.transport import Here
-from holdfast.cluster.watch.find import Subject
-from holdfast.cluster.watch.status import look
+from holdfast.apps.cluster.remote import invocation as layout
+from holdfast.apps.cluster.remote.invocation import Begin, End
+from holdfast.apps.cluster.remote.ledger import DOUBT_SECONDS, Intent, Ledger
+from holdfast.apps.cluster.remote.registry import InvocationRegistry
+from holdfast.apps.cluster.remote.slurm import JobName, Slurm
+from holdfast.apps.cluster.remote.transport import Here
+from holdfast.apps.cluster.watch.find import Subject
+from holdfast.apps.cluster.watch.status import look
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
 from tests.support.slurm import wait_for_job
@@ -28,7 +28,7 @@ from tests.support.slurm import wait_for_job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cluster.watch.status import Picture
+    from holdfast.apps.cluster.watch.status import Picture
     from tests.support.slurm import Cluster
 
 
@@ -379,7 +379,7 @@ def test_the_status_of_a_run_is_running_finished_or_how_to_resume(tmp_path: Path
 
 def test_read_permission_is_enough_for_the_status_of_a_run() -> None:
     script = (
-        "import os, sys; from pathlib import Path; from holdfast.cli.status import look_at_run; "
+        "import os, sys; from pathlib import Path; from holdfast.apps.cli.status import look_at_run; "
         "run = Path(sys.argv[1]); look_at_run(run); os.setgroups([]); os.setgid(65534); os.setuid(65534); "
         "print(os.access(run, os.W_OK), look_at_run(run).status)"
     )

@@ -1,0 +1,325 @@
+"""Snapshots: the rows that a query selects from the trials of a run, in an order, with counts.
+
+A query becomes a condition in SQL. Conditions on words and statuses first select outcomes, of which there are few;
+the database compares numbers; hits of a text and values of fields have tables of their own.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from holdfast.apps.view.query import Compares, Contains, Every, HasFlag, HasStatus, Not, Some, quote
+from holdfast.errors import QueryError
+from holdfast.report.trial_table import CODES, NUMBERS, STATUSES, WORDS, score_column
+from holdfast.spec.validation import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from holdfast.apps.view.columns import Columns
+    from holdfast.apps.view.query import Condition, Query
+    from holdfast.report.trial_table import TrialOutcome, TrialTable
+
+_TEXTS: Final = ("sample", "status", *WORDS)
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+_SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "error")
+"""statuses in ascending order: a checkpoint has the last of its graders' statuses"""
+_RANKS: Final = {CODES[status]: rank for rank, status in enumerate(_SEVERITY, 1)}
+_KEPT_BYTES: Final = 16 << 20
+"""bytes of row numbers in snapshots that are kept for further pages"""
+_KEPT_COUNTS: Final = 8
+
+
+class Snapshot(NamedTuple):
+    """The rows that a query selects, as they were when it was asked."""
+
+    rows: array[int]
+    """row numbers in order"""
+    total: int
+    """number of all rows"""
+    complete: bool
+    """False while the search for a text goes on: ask again for the other rows"""
+    generation: int
+    """of the columns"""
+    query: Query
+    where: str
+    """the query in SQL, for the table of this generation"""
+    values: tuple[Any, ...]
+    """the values in it"""
+
+
+class Facet(msgspec.Struct, frozen=True):
+    """A value, and how many of the selected rows have it."""
+
+    value: str
+    count: int
+    query: str
+    """the condition that selects these rows"""
+
+
+def select(columns: Columns, query: Query, sort: str = "", *, wait: float | None = None) -> Snapshot:
+    """Return the rows for which a query holds, sorted by a column, descending if its name follows `-`.
+
+    Rows without a value are last in either direction. Without a column, rows are in the dataset's order. A text is
+    searched for at most `wait` seconds; None waits for the end. Until then, rows that are not searched yet count as
+    rows without the text. Raises QueryError for names that the run does not have.
+    """
+    while True:
+        # What takes long is done while others may read: the search for texts, and reading fields from the dataset.
+        generation = columns.generation
+        kept = columns.snapshots.get((query.text, sort, generation))
+        if kept is not None and kept.complete:
+            columns.snapshots[query.text, sort, generation] = columns.snapshots.pop((query.text, sort, generation))
+            return kept  # the most recently used is last
+        texts = {text: columns.find_text(text, wait) for text in query.texts}
+        _read_fields(columns, query, sort)
+        with columns.lock:
+            if columns.generation == generation:
+                return _select(columns, query, sort, texts)
+
+
+def _read_fields(columns: Columns, query: Query, sort: str) -> None:
+    for leaf in query.comparisons:
+        if leaf.name not in _TEXTS and number_column(columns.table, leaf.name) is None:
+            columns.field(leaf.name, leaf.position)
+    name = sort.removeprefix("-")
+    if name and name not in _TEXTS and number_column(columns.table, name) is None:
+        columns.field(name)
+
+
+def _select(columns: Columns, query: Query, sort: str, texts: dict[str, tuple[bytes, bool]]) -> Snapshot:
+    table = columns.table
+    translation = _Translation(columns, texts)
+    where, values = translation.condition(query.condition), tuple(translation.values)
+    rows = array("I", _sorted_rows(columns, where, values, sort))
+    complete = all(complete for _, complete in texts.values())
+    snapshot = Snapshot(rows, table.rows, complete, columns.generation, query, where, values)
+    _keep(columns.snapshots, (query.text, sort, columns.generation), snapshot)
+    return snapshot
+
+
+def _keep(snapshots: dict[Any, Snapshot], key: Any, snapshot: Snapshot) -> None:
+    for old in [each for each in snapshots if each[2] != snapshot.generation]:
+        del snapshots[old]  # no page asks for rows of an earlier generation by query
+    snapshots[key] = snapshot
+    while len(snapshots) > 1 and sum(len(each.rows) * 4 for each in snapshots.values()) > _KEPT_BYTES:
+        del snapshots[next(iter(snapshots))]
+
+
+class _Translation:
+    """Translates the conditions of one query to SQL. All values are parameters."""
+
+    def __init__(self, columns: Columns, texts: dict[str, tuple[bytes, bool]]) -> None:
+        self._columns = columns
+        self._table = columns.table
+        self._texts = texts
+        self.values: list[Any] = []
+
+    def condition(self, condition: Condition) -> str:
+        """Return an SQL expression that is true or false for each row, never null."""
+        if isinstance(condition, Every | Some):
+            word = " AND " if isinstance(condition, Every) else " OR "
+            parts = [self.condition(part) for part in condition.conditions]
+            return f"({word.join(parts)})" if parts else "1"
+        if isinstance(condition, Not):
+            return f"(NOT {self.condition(condition.condition)})"
+        if isinstance(condition, HasStatus):
+            codes = status_codes(self._table, condition.name, condition.position)
+            return self._outcomes(lambda number, _: codes[number] == CODES[condition.status])
+        if isinstance(condition, HasFlag):
+            flag = "stopped" if condition.flag == "stopped" else "source"
+            return self._outcomes(lambda _, outcome: bool(getattr(outcome, flag)))
+        if isinstance(condition, Contains):
+            return self._hits(condition.text)
+        return self._compare(condition)
+
+    def _outcomes(self, holds: Callable[[int, TrialOutcome], bool]) -> str:
+        """Select the rows of outcomes for which something holds."""
+        chosen = [number for number, outcome in enumerate(self._table.outcomes) if holds(number, outcome)]
+        self.values.append(msgspec.json.encode(chosen).decode())
+        return "(outcome IN (SELECT value FROM json_each(?)))"
+
+    def _hits(self, text: str) -> str:
+        flags = self._texts[text][0]
+        self.values.append(flags)
+        return "(substr(?, n + 1, 1) = x'01')"
+
+    def _compare(self, condition: Compares) -> str:
+        name, sign, value, position = condition
+        table = self._table
+        if name == "sample" and sign in ("=", "!="):
+            self.values.append(value)
+            return f"(sample {'=' if sign == '=' else '<>'} ?)"
+        if name in _TEXTS and sign in ("=", "!="):
+            return self._outcomes(lambda _, outcome: (_word(outcome, name) == value) is (sign == "="))
+        column = number_column(table, name)
+        if column is not None:
+            if value in STATUSES and name in table.graders and sign in ("=", "!="):
+                codes = status_codes(table, name, position)
+                return self._outcomes(lambda number, _: (codes[number] == CODES[value]) is (sign == "="))
+            self.values.append(_number(condition))
+            return f"coalesce({column} {sign} ?, 0)"  # unknown numbers meet no condition, not even `!=`
+        values, field = self._columns.field(name, position)
+        chosen = [number for number, each in enumerate(values) if _fulfils(each, sign, value)]
+        self.values.append(msgspec.json.encode(chosen).decode())
+        return f"(n IN (SELECT n FROM {field} WHERE value IN (SELECT value FROM json_each(?))))"
+
+
+def _word(outcome: TrialOutcome, name: str) -> str:
+    return STATUSES[outcome.status - 1] if name == "status" else str(getattr(outcome, name))
+
+
+def _number(condition: Compares) -> float:
+    try:
+        return float(condition.value)
+    except ValueError:
+        place = condition.position + len(condition.name) + len(condition.operator)
+        raise QueryError(
+            f"`{condition.name}` is a number and cannot be compared with `{condition.value}`",
+            place,
+            f"Write for example `{condition.name}{condition.operator}0.5`.",
+        ) from None
+
+
+def _fulfils(text: str, sign: str, value: str) -> bool:
+    """Compare the value of a field, as a text, with a value of a query. A list matches if one of its items does."""
+    texts = [text]
+    if text.startswith("["):
+        items = msgspec.json.decode(text)
+        texts += [item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items]
+    if sign == "=":
+        return value in texts
+    if sign == "!=":
+        return value not in texts
+    try:
+        return any(_COMPARE[sign](float(each), float(value)) for each in texts)
+    except ValueError:
+        return False
+
+
+def status_codes(table: TrialTable, name: str, position: int = 0) -> list[int]:
+    """Return for each outcome the code of its status, or of a grader's or checkpoint's verdict."""
+    if not name:
+        return [outcome.status for outcome in table.outcomes]
+    numbers = [number for number, grader in enumerate(table.graders) if grader == name]
+    numbers = numbers or [number for number, grader in enumerate(table.graders) if grader.startswith(f"{name}/")]
+    if not numbers:
+        names = [*table.graders, *checkpoints(table)]
+        remedy = f"Its graders are {', '.join(names)}." if names else "It has no graders."
+        raise QueryError(f"the run has no grader `{name}`{suggest(name, names)}", position, remedy)
+    if len(numbers) == 1:
+        return [outcome.statuses[numbers[0]] for outcome in table.outcomes]
+    codes = ([outcome.statuses[number] for number in numbers] for outcome in table.outcomes)
+    return [max(each, key=lambda code: _RANKS.get(code, 0)) for each in codes]
+
+
+def checkpoints(table: TrialTable) -> list[str]:
+    """Return the names of the checkpoints, such as `checkpoint@2`."""
+    return list(dict.fromkeys(name.split("/")[0] for name in table.graders if name.startswith("checkpoint@")))
+
+
+def number_column(table: TrialTable, name: str) -> str | None:
+    """Return the column of a number, or of a grader's scores; None if no column has this name."""
+    if name in NUMBERS or name == "trial":
+        return name
+    return score_column(table.graders.index(name)) if name in table.graders else None
+
+
+def _sorted_rows(columns: Columns, where: str, values: Sequence[Any], sort: str) -> Iterable[int]:
+    name, table, reverse = sort.removeprefix("-"), columns.table, sort.startswith("-")
+    if not sort:
+        return (number for (number,) in table.select("n", f"{where} ORDER BY n", values))
+    if (column := "sample" if name == "sample" else number_column(table, name)) is not None:
+        order = f"{column} IS NULL, {column} {'DESC' if reverse else ''}, n"
+        return (number for (number,) in table.select("n", f"{where} ORDER BY {order}", values))
+    if name in _TEXTS:
+        words = [outcome.status if name == "status" else _word(outcome, name) for outcome in table.outcomes]
+        ranks = _ranks([str(word) for word in words])
+        pairs = table.select("n, outcome", f"{where} ORDER BY n", values)
+        known = [bool(word) for word in words]
+    else:
+        texts, field = columns.field(name)
+        ranks, known = _ranks(texts), [False, *[True] * (len(texts) - 1)]
+        pairs = table.select(f"n, coalesce((SELECT value FROM {field} AS f WHERE f.n = trials.n), 0)", where, values)
+    rows = list(pairs)
+    ordered = sorted((row for row in rows if known[row[1]]), key=lambda row: ranks[row[1]], reverse=reverse)
+    return [number for number, _ in (*ordered, *(row for row in rows if not known[row[1]]))]
+
+
+def _ranks(values: list[str]) -> list[int]:
+    """Return the place of each value in their order: numbers by size, then texts. Equal values have equal places."""
+
+    def order(value: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(value), ""
+        except ValueError:
+            return True, 0.0, value
+
+    places = {value: place for place, value in enumerate(sorted(set(values), key=order))}
+    return [places[value] for value in values]
+
+
+def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> dict[str, list[Facet]]:
+    """Count the selected rows by status, by each grader's and checkpoint's verdict, and by stop, error and row field.
+
+    Raises QueryError for fields that no row has, or that have too many values.
+    """
+    for name in fields:
+        columns.field(name)
+    with columns.lock:
+        if snapshot.generation != columns.generation:
+            snapshot = select(columns, snapshot.query, wait=0.0)
+        key = columns.generation, snapshot.where + repr(snapshot.values), tuple(fields)
+        if key in columns.counts:
+            return columns.counts[key]
+        table = columns.table
+        counted = dict(table.select("outcome, count(*)", f"{snapshot.where} GROUP BY outcome", snapshot.values))
+        result = {"status": _count_statuses(table, counted, "")}
+        for name in [*checkpoints(table), *table.graders]:
+            result[name] = _count_statuses(table, counted, name)
+        for name in WORDS:
+            words: Counter[str] = Counter()
+            for number, count in counted.items():
+                words[_word(table.outcomes[number], name)] += count
+            result[name] = _count_values(name, words)
+        for name in fields:
+            result[name] = _count_values(name, _count_field(columns, snapshot, name))
+        while len(columns.counts) >= _KEPT_COUNTS:
+            del columns.counts[next(iter(columns.counts))]
+        counts = columns.counts[key] = {name: values for name, values in result.items() if values}
+        return counts
+
+
+def _count_statuses(table: TrialTable, counted: dict[int, int], name: str) -> list[Facet]:
+    codes, counts = status_codes(table, name), Counter[int]()
+    for number, count in counted.items():
+        counts[codes[number]] += count
+    prefix = f"{quote(name)}:" if name else ""
+    return [Facet(status, counts[code], prefix + status) for status, code in CODES.items() if counts[code]]
+
+
+def _count_field(columns: Columns, snapshot: Snapshot, name: str) -> Counter[str]:
+    values, field = columns.field(name)
+    rows = columns.table.select(
+        f"(SELECT value FROM {field} AS f WHERE f.n = trials.n) AS value, count(*)",
+        f"{snapshot.where} GROUP BY value",
+        snapshot.values,
+    )
+    return Counter({values[number or 0]: count for number, count in rows})
+
+
+def _count_values(name: str, counts: Counter[str]) -> list[Facet]:
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [Facet(value, count, f"{quote(name)}={quote(value)}") for value, count in pairs if count and value]
