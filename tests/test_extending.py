@@ -216,7 +216,9 @@ class TestExporters:
     def test_an_unknown_name_lists_the_closest_and_the_plugins(
         self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with pytest.raises(ConfigError, match=r"unknown exporter 'menue' \(did you mean 'menu'\?\); one of samples, csv"):
+        with pytest.raises(
+            ConfigError, match=r"unknown exporter 'menue' \(did you mean 'menu'\?\); one of samples, csv"
+        ):
             load(tmp_path, output={"export": ["menue"]})
         ended = command(monkeypatch, capsys, tmp_path, "eval", "eval.yaml", "--export", "menue")
         assert ended.code == 2 and "from plug-ins: menu (holdfast-kitchen 1.2.0)" in " ".join(ended.err.split())

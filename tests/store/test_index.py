@@ -21,9 +21,9 @@ from holdfast.store.index import StaleIndexError
 from holdfast.store.index_files import journals_size
 from holdfast.store.lines import scan
 from holdfast.store.records import Step, to_line
+from tests.apps.view import journals
+from tests.apps.view.journals import ROWS, JournaledRun, WriteOutput, whole_trial
 from tests.support.running import outputs_in, verdicts_in
-from tests.view import journals
-from tests.view.journals import ROWS, JournaledRun, WriteOutput, whole_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

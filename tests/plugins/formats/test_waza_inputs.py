@@ -27,7 +27,7 @@ from tests.support.waza import EVAL, TASK, load, notices, refused, rows, tree
 if TYPE_CHECKING:
     from holdfast.spec.eval import Eval
 
-WAZA = Path(__file__).parents[1] / "fixtures" / "waza"
+WAZA = Path(__file__).parents[2] / "fixtures" / "waza"
 
 SKILL = "---\nname: s\ndescription: Bakes sourdough bread.\n---\n"
 GRADERS = """\

@@ -34,7 +34,7 @@ python = "{python}"
 SAMPLES = {"adlr_mmlu": 13, "hellaswag": 1}
 """of the guide's benchmarks one that is generated, with the subjects of `mmlu_str_other`, and one of likelihoods
 
-What any other one asks and counts is compared with lm-eval where it is compiled, in tests/benchmarks.
+What any other one asks and counts is compared with lm-eval where it is compiled, in tests/plugins/benchmarks.
 """
 KEY = "0123456789abcdef" * 3
 DEPLOY = f"""

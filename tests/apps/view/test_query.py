@@ -18,8 +18,8 @@ from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.report.trial_table import STATUSES
 from holdfast.store.lines import LineRef
 from holdfast.store.records import Output, Timing, Usage, to_line
-from tests.view import journals
-from tests.view.journals import GRADERS, JournaledRun, WriteError, WriteOutput, whole_trial
+from tests.apps.view import journals
+from tests.apps.view.journals import GRADERS, JournaledRun, WriteError, WriteOutput, whole_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from holdfast.apps.cluster.remote.ledger import _TAKE, Disowned, Intent, Ledger,
 from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.apps.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from tests.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
+from tests.apps.cluster.remote.test_slurm import QUIET, SLEEP, invocation  # noqa: F401 - a fixture
 from tests.support.running import ROOT, wait_for
 from tests.support.slurm import Cluster, wait_for_job
 
@@ -146,7 +146,7 @@ def test_a_submission_under_way_is_in_doubt_and_not_touched(slurm: Cluster, invo
 
 def reconcile_as_another_process(slurm: Cluster, folder: Path) -> str:
     code = (
-        "import sys; from pathlib import Path; from tests.cluster.remote.test_ledger import submitter;"
+        "import sys; from pathlib import Path; from tests.apps.cluster.remote.test_ledger import submitter;"
         "from holdfast.apps.cluster.remote.transport import Here;"
         "print(*map(len, submitter(Here(), Path(sys.argv[1])).reconcile()))"
     )

@@ -18,9 +18,9 @@ from holdfast.apps.view.columns import open_columns, read_rows
 from holdfast.apps.view.live import Watch
 from holdfast.apps.view.site import Site
 from holdfast.report.trial_table import TableFiller
+from tests.apps.view.journals import JournaledRun, whole_trial
 from tests.support.running import PATIENCE, holdfast, module_server, run_dir, start, wait_for, write_eval
 from tests.support.viewing import Viewer, browser, opened, viewer
-from tests.view.journals import JournaledRun, whole_trial
 
 if TYPE_CHECKING:
     import subprocess

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from holdfast.apps.view.columns import open_columns, read_rows
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
-from tests.view import journals
-from tests.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
+from tests.apps.view import journals
+from tests.apps.view.journals import ROWS, TRIALS, JournaledRun, WriteBytes, WriteOutput, whole_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

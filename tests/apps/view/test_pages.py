@@ -19,7 +19,7 @@ from holdfast.report.run_view import RunView
 from holdfast.report.timeline import Timeline, trial_timeline
 from holdfast.store.records import Output
 from holdfast.store.rundir import RunDir
-from tests.export.test_reports import HOSTILE, Page
+from tests.plugins.exporters.test_reports import HOSTILE, Page
 from tests.support.running import Server, holdfast, module_server, wait_for
 from tests.support.showcase import agent_run, judged_run, long_run
 from tests.support.viewing import viewer
