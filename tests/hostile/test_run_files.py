@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from holdfast.errors import RunFileError
-from holdfast.store import lines, run_files
-from holdfast.store.durable import remove_leftovers, temporary_folder
+from holdfast.store import files, lines
+from holdfast.store.files import remove_leftovers, temporary_folder
 from holdfast.store.lines import LineRef, find_lines, read_blocks, scan
 from tests.hostile.inputs import DAMAGED, FILES, SPECIAL, assert_harmless, hostile_eval, put
 from tests.support.running import HOLDFAST, environment, holdfast, wait_for
@@ -175,7 +175,7 @@ def test_the_viewer_goes_on(place: Path, kind: str, file: str) -> None:
 class TestLongLines:
     @pytest.fixture(autouse=True)
     def shorter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (run_files, lines):
+        for module in (files, lines):
             monkeypatch.setattr(module, "LONGEST_LINE", 3 << 20)
 
     @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast.plugins.exporters.junit import write_junit
 from holdfast.plugins.lm_eval import write_lm_eval
 from holdfast.plugins.nat.export import write_nat
 from holdfast.report.run_view import RunView
-from holdfast.store.durable import Spool
+from holdfast.store.files import Spool
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_full_disk_names_the_folder() -> None:
 
 @pytest.mark.usefixtures("full_disk")
 def test_buffered_bytes_that_no_longer_fit_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.store.durable._IN_MEMORY", 1)
+    monkeypatch.setattr("holdfast.store.files._IN_MEMORY", 1)
     with Spool() as spool, pytest.raises(OSError) as raised:
         spool.write(b"few")
         spool.seek(0)

@@ -18,7 +18,7 @@ from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import benchmark_tasks
 from holdfast.spec.plugins import load_reference
-from holdfast.store.durable import advice_for
+from holdfast.store.files import advice_for
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

@@ -41,10 +41,9 @@ from holdfast.plan.plan import Plan, make_plan
 from holdfast.plan.reuse import adopt, choose_set
 from holdfast.spec.plugins import load_reference
 from holdfast.store.damage import cut_damage
-from holdfast.store.durable import advice_for, make_directory
+from holdfast.store.files import advice_for, make_directory, open_file
 from holdfast.store.index import RunIndex
 from holdfast.store.lease import RunLease
-from holdfast.store.run_files import open_file
 from holdfast.store.run_lock import hold, join
 from holdfast.store.spent import Spent
 from holdfast.targets.build import build_target

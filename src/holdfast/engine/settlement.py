@@ -18,7 +18,7 @@ from holdfast.data.dataset import Dataset
 from holdfast.display.format import one_line
 from holdfast.errors import Fault, UsageError
 from holdfast.store.calls import cut_off_calls, is_decision, read_steps, uncertain_trials
-from holdfast.store.durable import advice_for
+from holdfast.store.files import advice_for
 from holdfast.store.heads import decode_line
 from holdfast.store.journal import append_lines
 from holdfast.store.records import (

@@ -33,7 +33,7 @@ from holdfast.spec.load import eval_of_run
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import one_or_all
 from holdfast.store.claims import Claims, Round, begin_round, check_worker_id, cut, newest_round
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 from holdfast.store.lease import LEASE_SECONDS, RunLease
 from holdfast.store.run_lock import await_workers, finish, stand_by
 

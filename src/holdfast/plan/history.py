@@ -21,10 +21,9 @@ from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, choose_set
 from holdfast.spec.named_inputs import TARGET
 from holdfast.store.catalog import brief_runs
-from holdfast.store.durable import advice_for, if_present
+from holdfast.store.files import UNREADABLE, advice_for, if_present
 from holdfast.store.lines import scan
 from holdfast.store.manifest import Drift
-from holdfast.store.run_files import UNREADABLE
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from holdfast.spec.redact import without_secrets
 from holdfast.spec.template import normal_expression
 from holdfast.spec.trial_limits import limits_identity
 from holdfast.store.blobs import link_of, mode_of
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
 from holdfast.store.rundir import RunDir
 from holdfast.targets.build import target_identity, target_sees_row

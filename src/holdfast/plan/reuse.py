@@ -23,7 +23,7 @@ from holdfast.plan.finished import inherit_finished
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import look_up
 from holdfast.store.blobs import Blobs
-from holdfast.store.durable import if_present, make_directory
+from holdfast.store.files import if_present, make_directory, open_file
 from holdfast.store.heads import GradeHead, OutputHead, OutputRef, VerdictKey, VerdictRef, decode_head
 from holdfast.store.index import RunIndex, pack, unpack
 from holdfast.store.index_files import share_published
@@ -31,7 +31,6 @@ from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
 from holdfast.store.records import KEY_PLACE
-from holdfast.store.run_files import open_file
 from holdfast.store.rundir import RunDir  # noqa: TC001 - msgspec reads it
 from holdfast.store.shared import (
     StaleJournalError,

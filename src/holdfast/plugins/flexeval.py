@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.report.tables import unique_names
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path

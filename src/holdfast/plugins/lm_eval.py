@@ -20,7 +20,7 @@ from holdfast.report.run_view import GradedTrial
 from holdfast.report.tables import unique_names
 from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import Spool, make_directory, replacing
+from holdfast.store.files import Spool, make_directory, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,9 +26,8 @@ from holdfast.spec.document import Document
 from holdfast.spec.exports import EXPORTERS, FileExport, PluginExport, export_schema, read_export
 from holdfast.spec.overrides import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
-from holdfast.store.durable import make_directory, remove_leftovers, replacing
+from holdfast.store.files import UNREADABLE, make_directory, read_file, remove_leftovers, replacing
 from holdfast.store.records import SCHEMA_VERSION
-from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:

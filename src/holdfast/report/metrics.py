@@ -26,7 +26,7 @@ from holdfast.report.verdicts import grading_rules
 from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
 from holdfast.spec.load import target_name
 from holdfast.store.answers import Answers, class_of_kind, count_answers
-from holdfast.store.durable import replacing
+from holdfast.store.files import replacing
 from holdfast.store.heads import decode_line
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
 from holdfast.store.records import SCHEMA_VERSION, Grade

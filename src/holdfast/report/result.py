@@ -19,7 +19,7 @@ from holdfast.report.compare import compare_scores, read_scores
 from holdfast.report.gate import Rules, gate_run, margin_of
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import columns, rows
-from holdfast.store.run_files import read_file
+from holdfast.store.files import read_file
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

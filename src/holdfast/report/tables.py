@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import msgspec
 
 from holdfast.report.run_view import Pending
-from holdfast.store.durable import make_directory, replacing, slug
+from holdfast.store.files import make_directory, replacing, slug
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:

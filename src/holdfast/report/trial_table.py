@@ -22,6 +22,7 @@ from holdfast.data.panels import Conditions
 from holdfast.store.answers import class_of_kind
 from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog import is_running
+from holdfast.store.files import read_file
 from holdfast.store.index import JOURNALS, connect, pack, unpack
 from holdfast.store.index_files import (
     INDEX,
@@ -33,7 +34,6 @@ from holdfast.store.index_files import (
     publish_file,
     temporary_file,
 )
-from holdfast.store.run_files import read_file
 from holdfast.store.shared import journal_size
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import msgspec
 from holdfast.plan.plan import look_up
 from holdfast.report.tally import UsageTally
 from holdfast.report.verdicts import JudgedOutput, judge_output, measured_graders
+from holdfast.store.files import open_file
 from holdfast.store.heads import check_line
 from holdfast.store.index import unpack
 from holdfast.store.lines import LineBlock, LineRef
-from holdfast.store.run_files import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

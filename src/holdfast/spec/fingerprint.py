@@ -34,7 +34,7 @@ import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.store.durable import make_directory
+from holdfast.store.files import make_directory
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from holdfast.spec.load import apply_overrides
 from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.validation import suggest
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from holdfast.spec.overrides import Override
 from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
 from holdfast.spec.target_schema import TARGETS, target_kind
 from holdfast.spec.validation import suggest, validate_block
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 
 
 class SuiteEval(Block):

@@ -6,8 +6,7 @@
 `manifest`   manifest.json as a struct
 `metrics`    metrics.json and results.json as structs
 `journal`    the thread that appends and syncs
-`durable`    durable small writes: atomic replace, directory sync
-`run_files`  opens the files of a run: regular files of a sane size
+`files`      opens regular files of a sane size; replaces small files durably
 `heads`      the fields of journal lines that an index takes, and what look-ups return
 `index`      looks up the content of a run's journals by key
 `index_files` published indexes, and the rule of their validity

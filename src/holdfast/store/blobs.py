@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from holdfast.canonical import digest_bytes, tagged
-from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.files import make_directory, replacing, sync_directory
 from holdfast.store.records import PartialFiles
 from holdfast.store.shared import link_sealed
 

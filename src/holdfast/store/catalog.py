@@ -18,12 +18,11 @@ from xxhash import xxh3_128_hexdigest
 
 from holdfast.errors import Fault, NoSuchRun, ResultsError, UsageError, VersionError
 from holdfast.store.calls import uncertain_trials
-from holdfast.store.durable import if_present
+from holdfast.store.files import if_present, open_binary
 from holdfast.store.home_db import HomeDb
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw, search
 from holdfast.store.records import SCHEMA_VERSION
-from holdfast.store.run_files import open_binary
 from holdfast.store.rundir import ARCHIVE, RunDir
 from holdfast.store.shared import unwanted_keys
 

@@ -23,10 +23,9 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import Fault, UsageError
-from holdfast.store.durable import make_directory, replacing, sync_directory
+from holdfast.store.files import UNREADABLE, make_directory, read_file, replacing, sync_directory
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION
-from holdfast.store.run_files import UNREADABLE, read_file
 from holdfast.store.run_lock import worker_lease
 
 if TYPE_CHECKING:

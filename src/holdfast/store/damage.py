@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.store.durable import make_directory, replacing
-from holdfast.store.run_files import open_file
+from holdfast.store.files import make_directory, open_file, replacing
 from holdfast.store.shared import lender_of, unseal
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import msgspec
 
 from holdfast.errors import Fault
 from holdfast.store.answers import AnswerClass, answer_kind
+from holdfast.store.files import UNREADABLE
 from holdfast.store.lines import LineRef, is_sound
 from holdfast.store.records import GradeStatus, Mark, Output, Timing, Together, Usage
-from holdfast.store.run_files import UNREADABLE
 from holdfast.store.shared import lender_of, run_of
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from msgspec import UNSET, UnsetType
 from holdfast.errors import Fault
 from holdfast.store.answers import KIND_CODES, KINDS
 from holdfast.store.damage import Damage
+from holdfast.store.files import UNREADABLE, check_regular
 from holdfast.store.heads import (
     ErrorHead,
     GradeHead,
@@ -45,7 +46,6 @@ from holdfast.store.heads import (
 )
 from holdfast.store.lines import LineRef, is_sound, read_blocks
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, Step, Together, Usage
-from holdfast.store.run_files import UNREADABLE, check_regular
 from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
 from holdfast.store.spent import Spent
 

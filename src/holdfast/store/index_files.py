@@ -34,10 +34,9 @@ import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from holdfast.errors import Fault
-from holdfast.store.durable import replacing, sync_directory
+from holdfast.store.files import UNREADABLE, open_binary, read_file, replacing, sync_directory
 from holdfast.store.index import JOURNALS, TABLES, Extent, RunIndex, make_searchable, make_tables
 from holdfast.store.lines import LineRef, is_sound, seal
-from holdfast.store.run_files import UNREADABLE, open_binary, read_file
 from holdfast.store.shared import journal_size
 from holdfast.store.spent import Spent
 

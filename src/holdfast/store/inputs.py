@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import UNREADABLE, make_directory, replacing
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import scan, seal
-from holdfast.store.run_files import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

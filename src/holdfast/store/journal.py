@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from holdfast.errors import Fault
-from holdfast.store.durable import advice_for, make_directory, sync, sync_directory
+from holdfast.store.files import advice_for, make_directory, open_file, sync, sync_directory
 from holdfast.store.lines import LineRef
-from holdfast.store.run_files import open_file
 from holdfast.store.shared import unseal
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from msgspec import Raw
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.store.run_files import LONGEST_LINE, open_binary, open_file, read_lines, too_long
+from holdfast.store.files import LONGEST_LINE, open_binary, open_file, read_lines, too_long
 from holdfast.store.shared import end_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import RunBeingFinished, RunHeld
-from holdfast.store.durable import make_directory
+from holdfast.store.files import make_directory
 from holdfast.store.lease import HELD_REMEDY, RunLease, describe_silence, is_held, take_leases
 
 if TYPE_CHECKING:

@@ -14,13 +14,23 @@ import msgspec
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.damage import cut_damage
-from holdfast.store.durable import make_directory, remove_leftovers, replacing, sync_directory
+from holdfast.store.files import (
+    LARGEST,
+    LONGEST_LINE,
+    UNREADABLE,
+    make_directory,
+    open_binary,
+    read_file,
+    read_lines,
+    remove_leftovers,
+    replacing,
+    sync_directory,
+)
 from holdfast.store.home import home_directory
 from holdfast.store.index import RunIndex, StaleIndexError
 from holdfast.store.index_files import INDEX, open_index, refresh_index
 from holdfast.store.manifest import Manifest, decode_manifest
 from holdfast.store.records import SCHEMA_VERSION
-from holdfast.store.run_files import LARGEST, LONGEST_LINE, UNREADABLE, open_binary, read_file, read_lines
 from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 

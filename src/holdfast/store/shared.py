@@ -27,8 +27,17 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from holdfast.errors import RunFileError
-from holdfast.store.durable import drop_cache, make_directory, replacing, sync, sync_directory
-from holdfast.store.run_files import UNREADABLE, open_binary, open_file, read_file
+from holdfast.store.files import (
+    UNREADABLE,
+    drop_cache,
+    make_directory,
+    open_binary,
+    open_file,
+    read_file,
+    replacing,
+    sync,
+    sync_directory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -45,7 +45,7 @@ _VARIABLES: Final = {
     "HOLDFAST_PROCESS_ISOLATION": "holdfast.containment.program:requested_kind",
 }
 """variables that are checked and applied before the command"""
-_UNREADABLE: Final = "holdfast.store.run_files:UNREADABLE"
+_UNREADABLE: Final = "holdfast.store.files:UNREADABLE"
 _SYNONYMS: Final = {"evaluate": "eval"}
 """names of verbs in other launchers, not listed by --help"""
 _RESUMABLE: Final = ("eval", "evaluate", "grade", "resume", "work")

@@ -13,7 +13,7 @@ import click
 from holdfast.apps.cli.errors import show_note
 from holdfast.errors import UsageError
 from holdfast.store import catalog
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from holdfast.report.trial_table import (
     score_column,
 )
 from holdfast.spec.validation import suggest
+from holdfast.store.files import UNREADABLE
 from holdfast.store.heads import ErrorHead, decode_head
 from holdfast.store.index import StaleIndexError
 from holdfast.store.index_files import journals_size
 from holdfast.store.lines import LineRef
-from holdfast.store.run_files import UNREADABLE
 from holdfast.store.rundir import bytes_to_publish
 
 if TYPE_CHECKING:

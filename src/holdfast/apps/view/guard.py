@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from holdfast.errors import UsageError
-from holdfast.store.durable import make_directory
+from holdfast.store.files import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

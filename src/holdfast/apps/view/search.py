@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from holdfast.store.run_files import UNREADABLE, open_file
+from holdfast.store.files import UNREADABLE, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

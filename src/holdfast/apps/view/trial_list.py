@@ -25,8 +25,8 @@ from holdfast.apps.view.site import RUN_ID
 from holdfast.apps.view.snapshot import facets, select
 from holdfast.errors import QueryError
 from holdfast.report.tables import write_rows
+from holdfast.store.files import UNREADABLE, open_binary, read_lines
 from holdfast.store.metrics import TrialResult
-from holdfast.store.run_files import UNREADABLE, open_binary, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -36,7 +36,7 @@ from holdfast.plugins.batches.ledger import (
     result_lines,
 )
 from holdfast.plugins.batches.providers import FILES, BatchProblem, Look, batch_api_of, glance, same_answers
-from holdfast.store.durable import advice_for, make_directory
+from holdfast.store.files import advice_for, make_directory
 from holdfast.store.records import Usage
 
 if TYPE_CHECKING:

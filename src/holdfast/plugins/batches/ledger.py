@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.store.files import UNREADABLE, open_binary, read_lines
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, scan, seal
 from holdfast.store.records import to_milliseconds
-from holdfast.store.run_files import UNREADABLE, open_binary, read_lines
 from holdfast.store.rundir import LEDGER
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.http.events import parse
 from holdfast.plugins.batches.ledger import result_lines
 from holdfast.spec.schema import is_embedded
-from holdfast.store.durable import advice_for, make_directory, replacing, sync_directory
+from holdfast.store.files import advice_for, make_directory, replacing, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.canonical import digest
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from holdfast.plugins.benchmarks.cache import (
     write_atomically,
 )
 from holdfast.plugins.benchmarks.names import OVERLAY, installed_version, table
-from holdfast.store.durable import make_directory
+from holdfast.store.files import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

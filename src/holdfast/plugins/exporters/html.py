@@ -24,7 +24,7 @@ from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import trial_timeline
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.spec.template import RENDER_ERRORS, template
-from holdfast.store.durable import replacing
+from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

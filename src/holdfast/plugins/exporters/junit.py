@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 from holdfast.report.run_view import GradedTrial
-from holdfast.store.durable import Spool, replacing
+from holdfast.store.files import Spool, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from holdfast.http.urls import bare_url
 from holdfast.plugins.exporters.tracking import TrackerExport, about, environment, flat, numbers, shown_name
 from holdfast.report.exports import Exported
 from holdfast.report.tables import rows
-from holdfast.store.durable import temporary_folder
+from holdfast.store.files import temporary_folder
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.report.tables import columns, rows, write_rows
-from holdfast.store.durable import replacing
+from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from holdfast.plugins.exporters.tracking import TrackerExport, about, environmen
 from holdfast.report.exports import Exported
 from holdfast.report.tables import rows
 from holdfast.spec.schema import Strings
-from holdfast.store.durable import make_directory
+from holdfast.store.files import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -28,7 +28,7 @@ from holdfast.plugins.nat.schema import NatOutput
 from holdfast.plugins.nat.steps import nat_steps
 from holdfast.report.tables import unique_names
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.durable import Spool, keep_backup, make_directory, replacing, slug, temporary_folder
+from holdfast.store.files import Spool, keep_backup, make_directory, replacing, slug, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

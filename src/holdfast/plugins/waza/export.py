@@ -20,7 +20,7 @@ from holdfast.plugins.waza.statistics import SuiteNumbers, deviation, mean, task
 from holdfast.plugins.waza.tasks import SHOULD
 from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, expression
-from holdfast.store.durable import replacing
+from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

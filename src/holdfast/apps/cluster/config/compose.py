@@ -30,7 +30,7 @@ from holdfast.spec.formats import find_file, installed_providers, is_eval
 from holdfast.spec.overrides import parse_override
 from holdfast.spec.suite import find_evals
 from holdfast.spec.validation import suggest
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

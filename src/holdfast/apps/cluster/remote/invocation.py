@@ -33,7 +33,7 @@ from holdfast.apps.cluster.config.launch import SCHEMA_VERSION, TaskFile
 from holdfast.apps.cluster.remote.transport import Here
 from holdfast.engine.options import Ended
 from holdfast.errors import UsageError, VersionError
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 from holdfast.store.lines import is_sound, seal
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.apps.cluster.remote.ledger import Record  # noqa: TC001 - msgspec reads it
 from holdfast.errors import UsageError
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:

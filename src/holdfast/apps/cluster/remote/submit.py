@@ -39,7 +39,7 @@ from holdfast.engine.session import preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable, UsageError
 from holdfast.plan.changes import format_count
 from holdfast.plan.identity import identify
-from holdfast.store.durable import slug
+from holdfast.store.files import slug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

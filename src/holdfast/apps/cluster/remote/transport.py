@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.apps.cluster.remote import trees
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from holdfast.store.durable import replacing, sync, sync_directory
+from holdfast.store.files import replacing, sync, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from holdfast.canonical import digest
-from holdfast.store.durable import make_directory, sync
+from holdfast.store.files import make_directory, sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

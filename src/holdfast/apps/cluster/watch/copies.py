@@ -27,7 +27,7 @@ import msgspec
 from holdfast.apps.cluster.watch.find import RunPlace, look_up
 from holdfast.apps.cluster.watch.status import read_files
 from holdfast.errors import ClusterError, HoldfastError, Unreachable, UsageError
-from holdfast.store.durable import make_directory, replacing, sync
+from holdfast.store.files import make_directory, replacing, sync
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:

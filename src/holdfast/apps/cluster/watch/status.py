@@ -25,7 +25,7 @@ from holdfast.apps.cluster.remote.registry import InvocationRegistry
 from holdfast.apps.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.apps.cluster.watch.find import subject_from
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from holdfast.store.durable import make_directory, replacing
+from holdfast.store.files import make_directory, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
