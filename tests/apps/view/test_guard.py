@@ -248,8 +248,9 @@ def test_a_run_from_elsewhere_is_shown_by_its_path(folder: Path, shown: Viewer, 
         (["--port", "0"], "0 is not in the range"),
     ],
 )
-def test_mistakes_say_what_to_do(folder: Path, arguments: list[str], message: str) -> None:
-    result = holdfast("view", "--no-open", *arguments, cwd=folder, check=2)
+def test_mistakes_say_what_to_do(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    home = str(tmp_path / "home")  # without invocations of other tests, which a viewer would show
+    result = holdfast("view", "--no-open", *arguments, cwd=folder, check=2, env={"HOLDFAST_HOME": home})
     assert message in result.stderr
     assert "error: " in result.stderr
     assert "hint: " in result.stderr
