@@ -21,8 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.plan.identity import RunIdentity, identify, new_manifest
-from holdfast.spec.load import load_eval
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import load_eval, parse_override
 from holdfast.store.heads import Moment
 from holdfast.store.records import Grade, Output, Timing, Usage, to_line
 

@@ -37,7 +37,7 @@ ROOMS = {"watch": {"remote", "config"}, "job": {"remote", "config"}, "remote": {
 """the packages of `cluster`, and which of the others each may import"""
 REGISTRIES = {
     "apps/cluster/config/executor.py",
-    "spec/exports.py",
+    "spec/eval_schema.py",
     "spec/load_graders.py",
     "spec/target_schema.py",
     "spec/plugins.py",

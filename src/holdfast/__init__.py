@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Origin as Origin
     from holdfast.spec.formats import Format as Format
     from holdfast.spec.grader_schema import GraderBlock as GraderBlock
-    from holdfast.spec.overrides import Override as Override
+    from holdfast.spec.load import Override as Override
     from holdfast.spec.target_schema import TargetBlock as TargetBlock
     from holdfast.spec.trial_limits import RowLimits as RowLimits
     from holdfast.store.metrics import Metrics as Metrics
@@ -79,7 +79,7 @@ _HOMES = {
     "LimitReached": "holdfast.errors",
     "Metrics": "holdfast.store.metrics",
     "Origin": "holdfast.spec.eval",
-    "Override": "holdfast.spec.overrides",
+    "Override": "holdfast.spec.load",
     "Reply": "holdfast.targets.types",
     "RowLimits": "holdfast.spec.trial_limits",
     "Run": "holdfast.report.result",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.display.types import Display
     from holdfast.report.outcome import Outcome
     from holdfast.spec.eval import Eval
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 _RUN_WORKERS: Final = "holdfast.engine.local_workers:run_workers"
 

@@ -72,6 +72,14 @@ def worst_exit_code(codes: Iterable[int]) -> int:
     return min(codes, key=_SEVERITY.index)
 
 
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return the closest name as the end of a message; empty if no name is close."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 FaultKind = Literal["auth", "no_model", "refused", "quota", "disk", "rejected", "dataset_changed", "lease_lost"]
 AttemptKind = Literal[
     "connection", "rate_limit", "server", "timeout", "bad_reply", "bad_request", "agent", "grader", "uncertain"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.data.dataset import Sample
 from holdfast.graders.text import Extract, ExtractGrader
 from holdfast.graders.types import Case
-from holdfast.spec.slow import ANSWERS, Slow
+from holdfast.spec.regex import ANSWERS, Slow
 from tests.support.lazy import LazyModule
 from tests.support.specs import grade, output_of
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.graders import ifeval
 from holdfast.graders.ifeval import ABBREVIATIONS, CHECKS, STARTERS, count_capital_words, count_sentences, follows
-from holdfast.spec.slow import Slow
+from holdfast.spec.regex import Slow
 from tests.support.lazy import LazyModule
 from tests.support.specs import grade
 

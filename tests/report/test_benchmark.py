@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.report import benchmark as ours
-from holdfast.spec.benchmark_tasks import BenchmarkTasks, benchmark_tasks
+from holdfast.spec.eval import BenchmarkTasks, benchmark_tasks
 from tests.support.lazy import LazyModule
 from tests.support.patterns import finished_run
 from tests.support.running import holdfast as run_command

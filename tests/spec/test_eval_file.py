@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from holdfast.data.dataset import Dataset
 from holdfast.data.survey import make_survey
 from holdfast.errors import ConfigError, DataError, UsageError
-from holdfast.spec.document import read_document
-from holdfast.spec.load import load_eval
-from holdfast.spec.overrides import apply_override, parse_override
-from holdfast.spec.quantities import parse_duration
+from holdfast.spec.document import parse_duration, read_document
+from holdfast.spec.load import apply_override, load_eval, parse_override
 from tests.support.running import holdfast
 from tests.support.specs import ROWS, command, load, who, write_rows, write_spec
 
@@ -186,11 +184,9 @@ class TestWhatIsRead:
         ids=["python", "http", "command"],
     )
     def test_every_kind_of_target_is_read(self, tmp_path: Path, target: Any, name: str) -> None:
-        from holdfast.spec.load import target_name
-
         spec = load(tmp_path, target=target)
         assert {key: value for key, value in spec.target.model_dump().items() if key in target} == target
-        assert target_name(spec.target) == name
+        assert spec.target.label == name
 
     def test_omitted_keys_have_the_documented_defaults(self, tmp_path: Path) -> None:
         spec = load(tmp_path)

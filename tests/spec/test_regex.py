@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.graders.types import Verdict
-from holdfast.spec.regex import compile_regex
-from holdfast.spec.slow import Slow
+from holdfast.spec.regex import Slow, compile_regex
 from tests.support.running import lines
 from tests.support.specs import grade, load
 

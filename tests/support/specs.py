@@ -17,8 +17,7 @@ from holdfast.graders.build import build_graders, grader_identity, grader_places
 from holdfast.graders.pool import SlowChecks
 from holdfast.graders.types import Case, Verdict
 from holdfast.plan.identity import RunIdentity, identify
-from holdfast.spec.load import load_eval
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import load_eval, parse_override
 from holdfast.store.blobs import Blobs
 from holdfast.store.records import Output, Timing, Usage
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import load_any
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import parse_override
 
 if TYPE_CHECKING:
     from pathlib import Path

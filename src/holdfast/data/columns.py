@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from holdfast.errors import ConfigError, Problem
-from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
-from holdfast.spec.validation import suggest
+from holdfast.errors import ConfigError, Problem, suggest
+from holdfast.spec.eval import TASK_FIELD, benchmark_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence

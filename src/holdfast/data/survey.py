@@ -26,8 +26,7 @@ from holdfast.data.checks import Questions, Shape, TemplateChecks
 from holdfast.data.columns import Groupings, RowValues
 from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.errors import ConfigError, DataError, HoldfastError
-from holdfast.spec.benchmark_tasks import benchmark_tasks
-from holdfast.spec.eval import fields_of_target
+from holdfast.spec.eval import benchmark_tasks, fields_of_target
 from holdfast.spec.load_graders import GRADERS
 from holdfast.store.home_db import HomeDb
 from holdfast.versions import __version__

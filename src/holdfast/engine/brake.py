@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import BudgetReached, Fault, Interrupted, UsageError, Waiting
-from holdfast.spec.load import target_name
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.targets.prices import Prices
 
@@ -87,7 +86,7 @@ def check_prices(spec: Eval, *, generates: bool) -> None:
         return
     if generates and not spec.target.reports_cost:
         raise UsageError(
-            f"max_cost cannot be enforced: {target_name(spec.target)} does not report its cost",
+            f"max_cost cannot be enforced: {spec.target.label} does not report its cost",
             remedy="Leave max_cost out, or use --max-time; a Python target can report its cost with its reply.",
         )
     for model in spec.models():

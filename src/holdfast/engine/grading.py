@@ -25,7 +25,7 @@ from holdfast.plan.changes import format_count
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import PendingTrial, check_sample, combine_votes
 from holdfast.spec.grader_schema import is_judge
-from holdfast.spec.slow import Slow
+from holdfast.spec.regex import Slow
 from holdfast.store.blobs import Blobs
 from holdfast.store.heads import Moment, read_output, ref_of
 from holdfast.store.records import Grade, GradeStatus, Together, to_microseconds, to_milliseconds

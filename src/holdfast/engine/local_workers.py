@@ -30,7 +30,6 @@ from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.report.live_exports import live_exporters
 from holdfast.report.outcome import Outcome
-from holdfast.spec.load import target_name
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
 from holdfast.store.shared import journal_size
@@ -168,7 +167,7 @@ class _LocalWorkers:
             grades=not (options.skip_graders and identity.work.slots),
             graders={place.name: GraderProgress() for place in places},
         )
-        self._display.begin(identity.spec.name, target_name(identity.spec.target), str(self._rundir.path), plan)
+        self._display.begin(identity.spec.name, identity.spec.target.label, str(self._rundir.path), plan)
         exporters = live_exporters(identity, self._rundir, self._display.warning)
         for exporter in exporters:
             exporter.start()

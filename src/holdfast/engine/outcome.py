@@ -16,7 +16,7 @@ from holdfast.report.failures import read_failures
 from holdfast.report.metrics import report_so_far
 from holdfast.report.outcome import Outcome
 from holdfast.report.verdicts import grading_rules
-from holdfast.spec.benchmark_tasks import benchmark_tasks
+from holdfast.spec.eval import benchmark_tasks
 from holdfast.spec.plugins import load_reference
 from holdfast.store.files import advice_for
 from holdfast.store.rundir import RunDir

@@ -20,8 +20,7 @@ from holdfast.spec.document import Document
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import build_eval
 from holdfast.spec.load_graders import with_rubric
-from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.validation import validate_block
+from holdfast.spec.schema import SCHEMA_VERSION, validate_block
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reply, Target
 

@@ -23,7 +23,6 @@ from holdfast.errors import DataError, Fault
 from holdfast.plan.finished import publish_finished
 from holdfast.report.metrics import write_report
 from holdfast.report.outcome import Outcome
-from holdfast.spec.load import target_name
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.claims import end_rounds
@@ -173,7 +172,7 @@ def work(run: Session, source: Supply | None = None) -> tuple[Plan, Reason | Non
     to_grade = run.plan.to_grade and not run.options.skip_graders
     remaining, reason = run.plan, None
     run.log.open()
-    run.display.begin(run.spec.name, target_name(run.spec.target), str(run.rundir.path), run.plan)
+    run.display.begin(run.spec.name, run.spec.target.label, str(run.rundir.path), run.plan)
     worker = "" if run.worker is None else f"worker={run.worker} "
     run.log.write(f"begin {worker}pid={os.getpid()} {run.plan}")
     if run.worker is None:

@@ -9,8 +9,8 @@ import msgspec
 
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_places
+from holdfast.spec.eval import is_named
 from holdfast.spec.fingerprint import computed_imports, is_file
-from holdfast.spec.named_inputs import is_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -13,10 +13,9 @@ from holdfast.errors import AttemptError, Fault
 from holdfast.functions import user_error
 from holdfast.functions.loading import module_source
 from holdfast.graders.types import Grader, InstantGrader, SetVerdict, Verdict, WaitingGrader, check_score
-from holdfast.spec.eval import Origin
+from holdfast.spec.eval import Origin, named_inputs, with_named_inputs
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
-from holdfast.spec.named_inputs import named_inputs, with_named_inputs
 from holdfast.spec.template import RENDER_ERRORS, expression, normal_expression, normal_form
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.containment.cores import usable_cores
 from holdfast.errors import AttemptError
-from holdfast.spec.slow import ANSWERS, Slow
+from holdfast.spec.regex import ANSWERS, Slow
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Awaitable, Callable
 
     from holdfast.graders.types import Verdict
-    from holdfast.spec.slow import Request
+    from holdfast.spec.regex import Request
 
 _LONGEST_ANSWER: Final = 1 << 20
 

@@ -17,7 +17,7 @@ from holdfast.errors import AttemptError
 from holdfast.graders.expected import expected_texts
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.grader_schema import Expected, TextBlock
-from holdfast.spec.slow import answer_to
+from holdfast.spec.regex import answer_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

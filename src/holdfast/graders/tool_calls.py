@@ -16,14 +16,13 @@ import msgspec
 from msgspec import UnsetType
 from pydantic import BeforeValidator, Field, model_validator
 
-from holdfast.errors import AttemptError
+from holdfast.errors import AttemptError, suggest
 from holdfast.graders.expected import Patterns, expected_names, expected_value
 from holdfast.graders.json_schema import compile_schema
 from holdfast.graders.types import Verdict
 from holdfast.spec.load_graders import is_fixed
 from holdfast.spec.schema import Block, Pattern
 from holdfast.spec.template import is_template
-from holdfast.spec.validation import suggest
 from holdfast.targets.trace import as_listed, read_calls
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from holdfast.plan.inputs import stale_parts, with_state
 from holdfast.plan.keys import run_id
 from holdfast.plan.plan import Work, make_plan
 from holdfast.plan.reuse import Borrowed, Lender, Offer, borrow, choose_set
-from holdfast.spec.named_inputs import TARGET
+from holdfast.spec.eval import TARGET
 from holdfast.store.catalog import brief_runs
 from holdfast.store.files import UNREADABLE, advice_for, if_present
 from holdfast.store.lines import scan

@@ -20,10 +20,8 @@ from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, threshold
 from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
-from holdfast.spec.eval import fields_of_grader, fields_of_target
+from holdfast.spec.eval import TARGET, fields_of_grader, fields_of_target
 from holdfast.spec.fingerprint import SESSION_FILE, noting_files, take_unknown
-from holdfast.spec.load import target_name
-from holdfast.spec.named_inputs import TARGET
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.template import normal_expression
 from holdfast.spec.trial_limits import limits_identity
@@ -96,7 +94,7 @@ class RunIdentity(msgspec.Struct, frozen=True, dict=True):
         """Return the directory of this run."""
         if self.run_path is not None:
             return RunDir(self.run_path)
-        return RunDir(runs_dir / slug(self.spec.name) / f"{slug(target_name(self.spec.target))}-{self.id}")
+        return RunDir(runs_dir / slug(self.spec.name) / f"{slug(self.spec.target.label)}-{self.id}")
 
 
 def identify(spec: Eval) -> RunIdentity:
@@ -171,7 +169,7 @@ def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:
     return Manifest(
         id=identity.id,
         name=spec.name,
-        target=target_name(spec.target),
+        target=spec.target.label,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         holdfast=__version__,
         python=platform.python_version(),

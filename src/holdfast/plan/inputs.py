@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from holdfast.canonical import digest
 from holdfast.plan.keys import run_id
+from holdfast.spec.eval import TARGET, excluded_patterns
 from holdfast.spec.fingerprint import SESSION_FILE
-from holdfast.spec.named_inputs import TARGET, excluded_patterns
 from holdfast.store.catalog import brief_runs
 from holdfast.store.inputs import Input, read_inputs
 from holdfast.store.rundir import RunDir

@@ -18,7 +18,7 @@ import msgspec
 from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.tables import unique_names
-from holdfast.spec.benchmark_tasks import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
+from holdfast.spec.eval import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.files import Spool, make_directory, replacing
 

@@ -14,7 +14,7 @@ from holdfast.store.metrics import BenchmarkMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from holdfast.spec.benchmark_tasks import BenchmarkGroup, BenchmarkTask, BenchmarkTasks, TaskMetric
+    from holdfast.spec.eval import BenchmarkGroup, BenchmarkTask, BenchmarkTasks, TaskMetric
 
 Results = dict[str, Any]
 """the entry of a task or a group among the results"""

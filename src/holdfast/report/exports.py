@@ -23,8 +23,8 @@ from holdfast.report.live_exports import live_exporter
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import write_folder, write_transcripts
 from holdfast.spec.document import Document
-from holdfast.spec.exports import EXPORTERS, FileExport, PluginExport, export_schema, read_export
-from holdfast.spec.overrides import apply_override, parse_override
+from holdfast.spec.eval_schema import EXPORTERS, FileExport, PluginExport, export_schema, read_export
+from holdfast.spec.load import apply_override, parse_override
 from holdfast.spec.redact import without_secrets
 from holdfast.store.files import UNREADABLE, make_directory, read_file, remove_leftovers, replacing
 from holdfast.store.records import SCHEMA_VERSION
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from holdfast.spec.eval import Eval
-    from holdfast.spec.exports import ExportBlock
+    from holdfast.spec.eval_schema import ExportBlock
     from holdfast.store.rundir import RunDir
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from holdfast.spec.exports import LIVE_EXPORTERS
+from holdfast.spec.eval_schema import LIVE_EXPORTERS
 from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
     from holdfast.spec.eval import Eval
-    from holdfast.spec.exports import LiveExport
+    from holdfast.spec.eval_schema import LiveExport
     from holdfast.store.rundir import RunDir
 
 _EXPORT: Final = "holdfast.report.exports:export_asked"

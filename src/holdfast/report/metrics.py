@@ -23,8 +23,7 @@ from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notice
 from holdfast.report.trial_table import ReportedTable
 from holdfast.report.trials import NO_OUTPUT, TextReader, TrialReader
 from holdfast.report.verdicts import grading_rules
-from holdfast.spec.benchmark_tasks import TASK_FIELD, benchmark_tasks
-from holdfast.spec.load import target_name
+from holdfast.spec.eval import TASK_FIELD, benchmark_tasks
 from holdfast.store.answers import Answers, class_of_kind, count_answers
 from holdfast.store.files import replacing
 from holdfast.store.heads import decode_line
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.trials import TrialBatch
     from holdfast.report.verdicts import Judged, JudgedOutput
-    from holdfast.spec.benchmark_tasks import BenchmarkTasks, TaskMetric
+    from holdfast.spec.eval import BenchmarkTasks, TaskMetric
     from holdfast.store.index import RunIndex
     from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.rundir import RunDir
@@ -266,7 +265,7 @@ class _Report:
         return Metrics(
             run=identified.id,
             eval=spec.name,
-            target=target_name(spec.target),
+            target=spec.target.label,
             samples=identified.survey.count,
             trials=spec.trials,
             total=total,

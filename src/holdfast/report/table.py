@@ -18,7 +18,7 @@ from holdfast.plan.changes import format_count
 from holdfast.report.failures import failed_lines, first_failed, retried_lines, uncertain_lines
 from holdfast.report.preview import preview
 from holdfast.report.stats import wilson
-from holdfast.spec.benchmark_tasks import TASK_FIELD
+from holdfast.spec.eval import TASK_FIELD
 from holdfast.spec.redact import without_secrets
 from holdfast.targets.batching import batch_lines
 

@@ -1,7 +1,11 @@
-"""YAML 1.2 with positions, so that a problem can be named by file and line. JSON is YAML."""
+"""YAML 1.2 with positions, so that a problem can be named by file and line, and values as people write them.
+
+JSON is YAML. Values are durations and sizes such as `5m` and `64MB`.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,3 +154,31 @@ def _joined(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     return str(text)
+
+
+_DURATION = r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?"
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from `90`, `90s`, `5m`, `2h` or `1h30m`."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    match = re.fullmatch(_DURATION, text)
+    if not text or match is None:
+        raise ValueError("a duration such as 90, 90s, 5m or 1h30m")
+    hours, minutes, seconds = (float(group or 0) for group in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def parse_size(value: Any) -> Any:
+    """Bytes from `65536`, `64MB`, `1.5 GB` or `512 KiB`."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", value.strip().lower())
+    if match is None:
+        raise ValueError("a size such as 65536, 64MB or 1.5GB")
+    number, unit, binary = match.groups()
+    return round(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))

@@ -1,17 +1,28 @@
-"""A checked eval, a place in one (`Origin`), and the fields of a row that its target and its graders can see.
+"""A checked eval, a place in one (`Origin`), what its target and its graders can see, and its benchmark's tasks.
 
-A field that only graders read is in no output's key: a corrected label is graded again, and calls nobody. Templates and
-expressions see only the fields that they name. Code that gets the whole row may read any field.
+A field of a row that only graders read is in no output's key: a corrected label is graded again, and calls nobody.
+Templates and expressions see only the fields that they name. Code that gets the whole row may read any field.
+
+Inputs of code that its fingerprint does not show are named by `files` and `env` in the eval file. Contents of files and
+digests of variables are part of the keys that depend on them: of outputs, of a grader's verdicts, or of both. Values of
+variables may be secrets, so only digests are stored.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import glob
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from holdfast.canonical import digest
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import Document, Location, file_inside
+from holdfast.spec.fingerprint import content_digest, note_files
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import templates_in
 from holdfast.spec.schema import FILE_KINDS
@@ -20,21 +31,27 @@ from holdfast.spec.template import PatternTemplate, Template, expression, templa
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from holdfast.spec.eval_schema import (
         DatasetBlock,
+        ExportBlock,
         GateBlock,
         HooksBlock,
         Limits,
+        LiveExport,
         MessageBlock,
         Price,
         ResponderBlock,
         WorkspaceBlock,
     )
-    from holdfast.spec.exports import ExportBlock, LiveExport
     from holdfast.spec.grader_schema import GraderBlock, PromptGrader
     from holdfast.spec.target_schema import TargetBlock
+
+
+TARGET: Final = "target"
+"""the target's name under `files` and `env`"""
+TASK_FIELD: Final = "task"
+"""the field of a benchmark's rows that names their task"""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -280,3 +297,165 @@ def fields_of_grader(block: GraderBlock) -> frozenset[str] | None:
         return None
     compiled = [template(source) for _, source, _ in templates_in(block)]
     return None if any(each.takes_row for each in compiled) else frozenset().union(*(each.names for each in compiled))
+
+
+def named_inputs(spec: Eval, part: str, *, runs_code: bool) -> dict[str, dict[str, str | None]]:
+    """Return what `files` and `env` add to the identity of a part: the target or a grader."""
+    files: dict[str, str | None] = {
+        name: content
+        for location, pattern in _names(spec, "files", part, runs_code=runs_code)
+        if not pattern.startswith("!")
+        for name, content in _contents(spec, location, pattern)
+    }
+    values: dict[str, str | None] = {
+        name: digest([name, value])
+        for _, name in _names(spec, "env", part, runs_code=runs_code)
+        if (value := os.environ.get(name)) is not None
+    }
+    return {key: value for key, value in (("files", files), ("environment", values)) if value}
+
+
+def with_named_inputs(identity: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part's identity with its named inputs."""
+    merged = {key: {**identity.get(key, {}), **value} for key, value in named.items()}
+    return {**identity, **merged}
+
+
+def excluded_patterns(spec: Eval) -> list[str]:
+    """Return the patterns of files that code reads but that are not inputs."""
+    return [pattern[1:] for pattern in _patterns(spec) if pattern.startswith("!")]
+
+
+def is_named(spec: Eval, path: str) -> bool:
+    """Return True if the eval file lists a file, as an input or as an exception."""
+    return any(fnmatchcase(path, os.path.normpath(pattern.removeprefix("!"))) for pattern in _patterns(spec))
+
+
+def _patterns(spec: Eval) -> list[str]:
+    lists = spec.files.values() if isinstance(spec.files, dict) else [spec.files]
+    return [pattern for patterns in lists for pattern in patterns]
+
+
+def _names(spec: Eval, key: str, part: str, *, runs_code: bool) -> Iterator[tuple[Location, str]]:
+    named: list[str] | Mapping[str, list[str]] = getattr(spec, key)
+    if isinstance(named, dict):
+        yield from (((key, part, number), name) for number, name in enumerate(named.get(part, ())))
+    elif runs_code:
+        yield from (((key, number), name) for number, name in enumerate(named))
+
+
+def _contents(spec: Eval, location: Location, pattern: str) -> Iterator[tuple[str, str]]:
+    where = spec.document.where(location)
+    matches = [Path(match) for match in sorted(glob.glob(pattern, root_dir=spec.folder, recursive=True))]
+    files = [match for match in matches if (spec.folder / match).is_file()]
+    if not files and matches:
+        remedy = f"Write {pattern.rstrip('/')}/** for all its files."
+        raise ConfigError([Problem(where, f"{pattern}: is a folder, not a file")], remedy=remedy)
+    if not files:
+        remedy = f"Paths are relative to the eval file's folder, {spec.folder}."
+        raise ConfigError([Problem(where, f"{pattern}: no such file")], remedy=remedy)
+    for file in files:
+        path = spec.folder / file
+        content = content_digest(path)
+        if content is None:
+            raise ConfigError([Problem(where, f"{path}: cannot be read")])
+        note_files([path])  # its content is in the key, so reading it is no further input
+        yield os.path.normpath(file), content
+
+
+class TaskMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric of a task, and the grader whose scores it is made of."""
+
+    metric: str
+    grader: str | None = None
+    """None: no grader gives the metric"""
+    filter: str = "none"
+    aggregation: str = "mean"
+    higher_is_better: bool | None = True
+    k: int | None = None
+    """set for pass@k: the chance that at least one of k trials passes"""
+
+    @property
+    def key(self) -> str:
+        """The metric's name among results."""
+        return f"{self.metric},{self.filter}"
+
+    @property
+    def stderr_key(self) -> str:
+        """The name of the metric's standard error."""
+        return f"{self.metric}_stderr,{self.filter}"
+
+
+class BenchmarkTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task: rows with one prompt format and one set of metrics."""
+
+    metrics: list[TaskMetric]
+    version: Any = None
+    n_shot: int = 0
+    n_original: int | None = None
+    """rows of the whole task, of which a run may use fewer"""
+    alias: str | None = None
+    """name in tables"""
+
+
+class GroupMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric that a group averages over its tasks."""
+
+    metric: str
+    filter: str | None = None
+    """None: every filter that the tasks have"""
+    weight_by_size: bool = True
+
+
+class BenchmarkGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of tasks and of other groups."""
+
+    tasks: list[str]
+    metrics: list[GroupMetric] = []
+    alias: str | None = None
+    version: Any = None
+
+
+class BenchmarkTasks(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks and groups of a benchmark."""
+
+    tasks: dict[str, BenchmarkTask]
+    groups: dict[str, BenchmarkGroup] = {}
+    name: str | None = None
+    provider: str | None = None
+    provider_version: str | None = None
+    seed: int | None = None
+    primary: str | None = None
+    """the metric that is the benchmark's score"""
+
+    def leaves(self, group: str) -> Iterator[str]:
+        """Yield the tasks of a group and of the groups in it."""
+        for member in self.groups[group].tasks:
+            if member in self.groups:
+                yield from self.leaves(member)
+            else:
+                yield member
+
+
+def benchmark_tasks(eval_data: Mapping[str, Any]) -> BenchmarkTasks | None:
+    """Return the tasks under `metadata.benchmark`, in lm-eval's words; None if there are none."""
+    metadata = eval_data.get("metadata")
+    block = metadata.get("benchmark") if isinstance(metadata, dict) else None
+    try:
+        tasks = msgspec.convert(block, BenchmarkTasks)
+    except msgspec.ValidationError:
+        return None
+    trials = eval_data.get("trials", 1)
+    if not isinstance(trials, int) or trials < 2:
+        return tasks
+    listed = {name: replace(task, metrics=[*_up_to(trials, task.metrics)]) for name, task in tasks.tasks.items()}
+    return replace(tasks, tasks=listed)
+
+
+def _up_to(trials: int, metrics: list[TaskMetric]) -> Iterator[TaskMetric]:
+    """Yield metrics, and after pass@1 also pass@k for each k up to the number of trials."""
+    for metric in metrics:
+        yield metric
+        if metric.k == 1:
+            for k in range(2, trials + 1):
+                yield replace(metric, metric=metric.metric.replace("1", str(k)), k=k)

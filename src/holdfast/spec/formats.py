@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import ConfigError, UsageError, suggest
 from holdfast.spec.document import Document, read_document
 from holdfast.spec.load import apply_overrides
 from holdfast.spec.plugins import Registry
 from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.validation import suggest
 from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.spec.eval import Eval
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 FORMATS: Final = Registry("holdfast.formats", "format")
 """Formats of other tools' evals."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeG
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from holdfast.spec.regex import Dialect, compile_regex
+from holdfast.spec.regex import Dialect, Slow, compile_regex
 from holdfast.spec.schema import Api, BaseUrl, Block, Params
-from holdfast.spec.slow import Slow
 from holdfast.spec.target_schema import InBatches
 from holdfast.spec.template import pattern_example
 

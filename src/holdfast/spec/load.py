@@ -1,38 +1,52 @@
-"""Loads an eval file into an `Eval`, or reports everything that is wrong with it."""
+"""Loads an eval file into an `Eval`, or reports everything that is wrong with it.
+
+Overrides from the command line (`a.b=value`) are applied first, then each block is read by its schema, and the eval is
+checked as a whole. A check yields every problem with its location, so that all of them are reported at once. Graders
+that can hardly fail may be intended, and only get a notice.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from holdfast.errors import ConfigError, Problem, UsageError, VersionError
-from holdfast.spec.checks import conversation_problems, data_problems, eval_problems, gate_problems, vacuous_checks
-from holdfast.spec.document import Document, Location, read_document
-from holdfast.spec.eval import Checkpoint, Eval
-from holdfast.spec.eval_schema import EvalFields, Selection
-from holdfast.spec.exports import read_exports, read_live_exports
+from holdfast.errors import ConfigError, Problem, UsageError, VersionError, suggest
+from holdfast.spec.document import Document, Location, read_document, read_value
+from holdfast.spec.eval import TARGET, Checkpoint, Eval
+from holdfast.spec.eval_schema import RUN_METRICS, SETTINGS, EvalFields, Selection, read_exports, read_live_exports
 from holdfast.spec.load_graders import read_graders, with_player
-from holdfast.spec.overrides import apply_override
-from holdfast.spec.schema import SCHEMA_VERSION
-from holdfast.spec.target_schema import read_target, target_kind
+from holdfast.spec.providers import provider_of
+from holdfast.spec.schema import SCHEMA_VERSION, as_dataset, validate_block
+from holdfast.spec.target_schema import ModelTarget, read_target, target_kind
+from holdfast.spec.template import TemplateSyntaxError, expression
 from holdfast.spec.trial_limits import with_defaults
-from holdfast.spec.validation import validate_block
 from holdfast.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from holdfast.spec.eval_schema import (
+        ExportBlock,
+        GateBlock,
+        LiveExport,
         ResponderBlock,
     )
-    from holdfast.spec.exports import ExportBlock, LiveExport
     from holdfast.spec.grader_schema import GraderBlock
-    from holdfast.spec.overrides import Override
     from holdfast.spec.target_schema import TargetBlock
+
+
+Override = tuple[tuple[str, ...], Any]
+"""a path of keys, and its value"""
+_SELECTIONS: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
+_GATED: Final = ("score", "low", "high", "corpus")
+"""numbers of a grader that can be gated as `GRADER/NUMBER`, in addition to `pass@k` and `pass^k`"""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def load_eval(path: Path, overrides: Sequence[Override] = ()) -> Eval:
@@ -51,9 +65,6 @@ def apply_overrides(document: Document, overrides: Sequence[Override], folder: P
     return build_eval(replace(document, data=data), folder, notices=document.notices)
 
 
-_SELECTIONS: Final = (("dataset", "limit"), ("dataset", "ids"), ("dataset", "tags"))
-
-
 def _select(samples: list[Any], key: str, value: Any) -> list[Any]:
     """Return the rows in the file that the command line selects."""
     if key == "limit":
@@ -67,6 +78,70 @@ def limit_of(value: Any) -> int:
     if type(value) is not int or value < 1:
         raise UsageError(f"dataset.limit must be a number from 1, not {value!r}")
     return value
+
+
+def parse_override(text: str) -> Override:
+    """Parse `limits.retries=2` into a path and a value; the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path or not all(path.split(".")):
+        raise UsageError(
+            f"{text!r} is not an override",
+            remedy="Write overrides as key=value, for example limits.concurrency=8 or dataset.limit=100.",
+        )
+    from ruamel.yaml.error import YAMLError
+
+    keys = tuple(path.split("."))
+    if keys == ("gate", "baseline"):
+        return keys, value or None  # an id: YAML would read 12345678 and 5e031122 as numbers
+    if value.lstrip().startswith("{{"):
+        return keys, value  # a template: YAML would read it as nested mappings
+    try:
+        parsed = read_value(value) if value else None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{text!r}: the value is not valid YAML", remedy="Quote the value, as in 'key=\"a, b\"'."
+        ) from error
+    if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
+        return keys, value  # `Answer in the form: N` is a text; mappings are written with braces here
+    return keys, parsed
+
+
+def apply_override(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set a value in place, creating mappings on the way. A list is indexed by number, graders also by name."""
+    if path[0] == "dataset" and len(path) > 1:
+        data["dataset"] = as_dataset(data.get("dataset"))
+    node: Any = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            position = _position(node, part, path[: depth + 1])
+            if last:
+                node[position] = value
+            else:
+                node = node[position]
+        elif isinstance(node, dict):
+            if last:
+                config = node.get("config")
+                if isinstance(config, dict) and part in config:
+                    config[part] = value  # parameters of a grader that are written here would hide the override
+                else:
+                    node[part] = value
+            elif not isinstance(node.get(part), dict | list):
+                node[part] = {}
+                node = node[part]
+            else:
+                node = node[part]
+
+
+def _position(node: list[Any], part: str, path: tuple[str, ...]) -> int:
+    if part.isdigit() and int(part) < len(node):
+        return int(part)
+    for position, inner in enumerate(node):
+        if isinstance(inner, dict) and part in (inner.get("name"), inner.get("type")):
+            return position
+    names = [str(inner.get("name") or inner.get("type")) for inner in node if isinstance(inner, dict)]
+    listed = f"there are {', '.join(names)}" if names and len(names) == len(node) else f"the list has {len(node)}"
+    raise UsageError(f"{'.'.join(path)}: there is no such entry{suggest(part, names)}; {listed}")
 
 
 def baseline_of(spec: Eval) -> Eval | None:
@@ -293,6 +368,162 @@ def _bare(formula: str) -> str:
     return formula.strip().removeprefix("{{").removesuffix("}}").strip()
 
 
-def target_name(target: TargetBlock) -> str:
-    """Return the target's name in tables and directory names."""
-    return target.label
+def data_problems(data: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Yield problems of the file's data as such, whatever its keys mean."""
+    for location in _not_finite(data):
+        if location[:1] != ("samples",):  # the dataset reports the ones in rows
+            yield location, "NaN and infinity are not valid JSON numbers"
+    has_dataset, has_samples = (data.get(key) is not None for key in ("dataset", "samples"))
+    if has_dataset and has_samples:
+        yield ("samples",), "give either `dataset` or `samples`, not both"
+    elif not has_dataset and not has_samples:
+        yield (), "give either `dataset` or `samples`"
+
+
+def _not_finite(node: Any, location: Location = ()) -> Iterator[Location]:
+    """Yield the locations of NaN and infinity, which YAML writes as .nan and .inf."""
+    if isinstance(node, float) and not math.isfinite(node):
+        yield location
+    elif isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _not_finite(value, (*location, key))
+
+
+def conversation_problems(top: EvalFields) -> Iterator[tuple[Location, str]]:
+    """Yield keys of the conversation that contradict each other, and missing ones."""
+    of_the_row = top.responder is not None and isinstance(top.responder.max_followups, str)
+    if top.responder is not None and top.follow_ups and not (of_the_row and isinstance(top.follow_ups, str)):
+        yield ("responder",), "give either follow_ups or a responder, not both"
+    if top.messages is None:
+        if top.prompt is None:
+            yield ("prompt",), "is missing; give either `prompt` or `messages`"
+        return
+    others = {"prompt": top.prompt, "history": top.history, "continuations": top.continuations}
+    for key, value in others.items():
+        if value is not None:
+            yield (key,), f"`messages` are the whole conversation so far: leave out `{key}`"
+    if isinstance(top.messages, list) and top.messages[-1].role != "user":
+        location = ("messages", len(top.messages) - 1, "role")
+        yield location, "the last message is the user's, which the target answers"
+
+
+def gate_problems(gate: GateBlock, graders: Set[str], trials: int) -> Iterator[tuple[Location, str]]:
+    """Yield wrong names under `gate`; `holdfast gate --min` accepts the same names of metrics."""
+    for name in graders & gate.model_fields_set & set(SETTINGS):
+        message = "is both a setting of the gate and the name of a grader: rename the grader"
+        yield ("gate", name), message
+    for name in gate.minima:
+        if (problem := _gate_problem(name, graders, frozenset(RUN_METRICS), trials)) is not None:
+            yield ("gate", name), problem
+
+
+def _gate_problem(name: str, graders: Set[str], whole: Set[str], trials: int) -> str | None:
+    """Describe the problem with the name of a metric; None if it is right."""
+    if name in graders | whole:
+        return None
+    grader, _, number = name.rpartition("/")
+    if grader not in graders:
+        return f"no grader of this name{suggest(name, graders | whole)}"
+    every_k = range(1, trials + 1)
+    if number in _GATED or number in {f"pass@{k}" for k in every_k} | {f"pass^{k}" for k in every_k[1:]}:
+        return None
+    passes = "pass@1" if trials == 1 else f"pass@1 to pass@{trials}, pass^2 to pass^{trials}"
+    return f"{grader!r} has no number {number!r}; it has {', '.join(_GATED)} and {passes}"
+
+
+def eval_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield contradictions between blocks that are valid by themselves."""
+    yield from _misnamed_parts(spec)
+    for place, grader in spec.placed_graders():
+        if grader.needs_workspace and spec.workspace is None:
+            yield place, f"{grader.type} looks at files, but the eval has no workspace: add `workspace: {{}}`"
+    yield from _likelihood_problems(spec)
+    yield from _limit_problems(spec)
+    for each in spec.templates():
+        try:
+            each.compile()
+        except TemplateSyntaxError as error:
+            yield each.location, f"not a valid template: {error.message}"
+    for place, formula in spec.expressions():
+        try:
+            expression(formula)
+        except TemplateSyntaxError as error:
+            yield place, f"not a valid expression: {error.message}"
+
+
+def _misnamed_parts(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield parts under `files` and `env` that the eval does not have, and invalid names of variables."""
+    parts = [TARGET, *dict.fromkeys(block.name for _, block in spec.placed_graders())]
+    for key in ("files", "env"):
+        named = getattr(spec, key)
+        for part in named if isinstance(named, dict) else ():
+            if part not in parts:
+                yield (key, part), f"neither the target nor a grader has this name{suggest(part, parts)}"
+    lists = [((part,), names) for part, names in spec.env.items()] if isinstance(spec.env, dict) else [((), spec.env)]
+    for place, names in lists:
+        for number, name in enumerate(names):
+            if not _VARIABLE.fullmatch(name):
+                message = f"{name!r} is not the name of an environment variable; give names without values"
+                yield ("env", *place, number), message
+
+
+def _likelihood_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield keys that contradict `continuations`, and graders that need them."""
+    if spec.continuations is None:
+        for place, grader in spec.placed_graders():
+            if grader.type == "likelihood":
+                yield place, "likelihood compares continuations, but the eval has no `continuations`: add them"
+        return
+    target = spec.target
+    if not isinstance(target, ModelTarget):
+        yield ("continuations",), "only a model has likelihoods: use a `model` as target, or leave out `continuations`"
+        return
+    provider, _ = provider_of(target.model, target.base_url)
+    if not provider.completions:
+        yield (
+            ("target", "model"),
+            f"{target.model} cannot be asked for likelihoods: name a server that has them as `base_url`, such as vLLM",
+        )
+    elif target.api != "completions":
+        yield (
+            ("target", "api"),
+            "likelihoods are of plain text, without a chat template: set `api: completions`",
+        )
+    for key, value in {"tools": target.tools, "stream": target.stream, "schema": target.json_schema}.items():
+        if value:
+            yield ("target", key), f"`continuations` ask for likelihoods, not for a reply: leave out `{key}`"
+    conversation = {
+        "follow_ups": spec.follow_ups or spec.follow_ups_from,
+        "responder": spec.responder,
+        "checkpoints": spec.checkpoints,
+    }
+    for key, value in conversation.items():
+        if value:
+            yield (key,), f"`continuations` end the conversation with the prompt: leave out `{key}`"
+
+
+def _limit_problems(spec: Eval) -> Iterator[tuple[Location, str]]:
+    """Yield limits that cannot be enforced for the target."""
+    limits, target = spec.limits, spec.target
+    if limits.trial is not None:
+        for name in limits.trial.model_dump(exclude_none=True):
+            if not (target.counts_calls or (name == "time" and target.works_alone)):
+                message = (
+                    "the target's model calls are not seen one by one: limits of a trial are for agents, "
+                    "functions, programs behind the proxy and models with tools"
+                )
+                yield ("limits", "trial", name), message
+    elif limits.on_limit == "score" and not target.works_alone:
+        yield ("limits", "on_limit"), "only agents, programs and functions can be scored at a time-out: add `trial`"
+    if limits.on_exit is not None and not target.has_exit_code:
+        yield ("limits", "on_exit"), "the target is not a program, so it has no exit code"
+
+
+def vacuous_checks(spec: Eval) -> Iterator[str]:
+    """Yield a notice for each check that passes, or fails, whatever the answer is."""
+    for location, block in spec.placed_graders():
+        for warning in block.idle_checks():
+            yield f"{spec.document.where(location)}: {warning}"
+    if spec.graders and all(block.weight == 0 for block in spec.graders):
+        where = spec.document.where(("graders",))
+        yield f"{where}: every grader has weight 0, so trials have no overall score and none passes"

@@ -16,9 +16,8 @@ from holdfast.spec.document import file_inside
 from holdfast.spec.grader_schema import TAKEN_NAMES, GraderBlock
 from holdfast.spec.plugins import Registry
 from holdfast.spec.providers import has_provider
-from holdfast.spec.schema import Block, is_embedded
+from holdfast.spec.schema import Block, is_embedded, validate_block
 from holdfast.spec.template import TemplateSyntaxError, is_template, template
-from holdfast.spec.validation import validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set

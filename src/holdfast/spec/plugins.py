@@ -111,7 +111,7 @@ class Registry:
 
     def unknown(self, name: str) -> str:
         """Describe an unknown kind, with the closest match and all known kinds."""
-        from holdfast.spec.validation import suggest  # with pydantic, which jobs do without
+        from holdfast.errors import suggest
 
         return f"unknown {self._noun} {name!r}{suggest(name, [*self, *self.plugins])}; {self.describe()}"
 

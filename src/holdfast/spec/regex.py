@@ -14,13 +14,12 @@ import re
 import time
 import warnings
 from array import array
+from contextvars import ContextVar
 from functools import cache, cached_property, lru_cache
 from itertools import chain
 from re import _constants as sre  # type: ignore[attr-defined]  # Python's own reading of patterns; it has no public name
 from re import _parser  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-
-from holdfast.spec.slow import answer_to
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from re import Pattern
@@ -50,6 +49,48 @@ _CATEGORIES: Final = {
     sre.CATEGORY_NOT_SPACE: r"\S",
 }
 _LAZY: Final = {sre.MAX_REPEAT: "", sre.MIN_REPEAT: "?"}
+
+
+class Request(Protocol):
+    """A piece of work: a NamedTuple of JSON values."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """Time limit."""
+        ...
+
+    @property
+    def too_slow(self) -> str:
+        """Error message for work that takes longer."""
+        ...
+
+    def work(self) -> Any:
+        """Return the answer, however long it takes: for a process that may be killed."""
+        ...
+
+
+class Slow(Exception):
+    """Raised by code that needs an answer from another process."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"{type(request).__name__} needs another process")
+        self.request = request
+
+
+ANSWERS: ContextVar[dict[Request, Any] | None] = ContextVar("ANSWERS", default=None)
+"""the answers of other processes so far, for the running code"""
+
+
+def answer_to(request: Request) -> Any:
+    """Return the answer to a request, or raise Slow."""
+    answers = ANSWERS.get()
+    if answers is None or request not in answers:
+        raise Slow(request)
+    return answers[request]
 
 
 class Match(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from pydantic import Field
 
-from holdfast.errors import ConfigError, Problem
+from holdfast.errors import ConfigError, Problem, suggest
 from holdfast.spec.document import Document, Location
 from holdfast.spec.eval import Eval
 from holdfast.spec.formats import (
@@ -26,11 +26,9 @@ from holdfast.spec.formats import (
     read_eval,
     unknown_task,
 )
-from holdfast.spec.load import baseline_of, eval_version, target_name, with_export_folder
-from holdfast.spec.overrides import Override
-from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds
+from holdfast.spec.load import Override, baseline_of, eval_version, with_export_folder
+from holdfast.spec.schema import SCHEMA_VERSION, Block, Names, Seconds, validate_block
 from holdfast.spec.target_schema import TARGETS, target_kind
-from holdfast.spec.validation import suggest, validate_block
 from holdfast.store.files import slug
 
 
@@ -228,7 +226,7 @@ def load_suite(suite: Suite, overrides: Sequence[Override] = ()) -> list[Cell]:
             message = f"a second eval called {row!r}; give each its own `name` in a suite file"
             problems.append(Problem(suite.where(("evals", number)), message))
         rows[row] = [grader.name for grader in specs[0].graders]
-        labels = [target.label for target in suite.targets] or [target_name(specs[0].target)]
+        labels = [target.label for target in suite.targets] or [specs[0].target.label]
         cells += [Cell(row, label, spec) for label, spec in zip(labels, specs, strict=True)]
     if not problems:
         problems += _average_problems(suite, rows)

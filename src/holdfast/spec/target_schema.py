@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from holdfast.errors import Problem
+from holdfast.errors import Problem, suggest
 from holdfast.http.urls import bare_url
 from holdfast.spec.document import Document
 from holdfast.spec.plugins import Registry
@@ -23,8 +23,8 @@ from holdfast.spec.schema import (
     ReasoningHistory,
     Seconds,
     absent_block,
+    validate_block,
 )
-from holdfast.spec.validation import suggest, validate_block
 
 MAX_RESULT: Final = 65_536
 """bytes of a tool's result by default"""

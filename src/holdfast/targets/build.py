@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
 from holdfast.http.urls import is_public
-from holdfast.spec.eval import Origin, code_sees_row
-from holdfast.spec.named_inputs import TARGET, named_inputs, with_named_inputs
+from holdfast.spec.eval import TARGET, Origin, code_sees_row, named_inputs, with_named_inputs
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded

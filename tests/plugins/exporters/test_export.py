@@ -18,7 +18,7 @@ from holdfast.plugins.nat.mirror import NatMirror
 from holdfast.plugins.nat.schema import NatOutput
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import rows as rows_of
-from holdfast.spec.exports import EXPORTERS
+from holdfast.spec.eval_schema import EXPORTERS
 from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept

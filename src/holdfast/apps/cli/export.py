@@ -13,7 +13,7 @@ from holdfast.apps.cli.subjects import open_run
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.report.exports import describe, export, export_block, is_done, read_entries
-from holdfast.spec.exports import EXPORTERS
+from holdfast.spec.eval_schema import EXPORTERS
 
 
 @click.command("export")

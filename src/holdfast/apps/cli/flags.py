@@ -18,8 +18,8 @@ from holdfast.apps.cli.errors import command_line, show_note, show_warning
 from holdfast.apps.cli.runs import runs_directory
 from holdfast.engine.options import Options
 from holdfast.errors import UsageError
+from holdfast.spec.document import parse_duration
 from holdfast.spec.plugins import load_reference
-from holdfast.spec.quantities import parse_duration
 from holdfast.store.catalog import find_runs
 from holdfast.store.claims import RunPolicy
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
-_EXPORTERS: Final = "holdfast.spec.exports:EXPORTERS"
+_EXPORTERS: Final = "holdfast.spec.eval_schema:EXPORTERS"
 """the registry of exporters, whose schemas are imported only if an exporter is named"""
 _ENV_FILE: Final = "holdfast.env_file"
 

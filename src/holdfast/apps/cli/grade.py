@@ -15,8 +15,7 @@ from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
 from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.formats import load_any, read_eval
-from holdfast.spec.load import eval_of_run
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import eval_of_run, parse_override
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

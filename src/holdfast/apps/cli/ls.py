@@ -14,7 +14,7 @@ from holdfast.display.format import dollars, interval_text
 from holdfast.display.grid import Column, make_console, print_list
 from holdfast.display.terminal import echo, echo_json, printable
 from holdfast.errors import UsageError
-from holdfast.spec.quantities import parse_duration
+from holdfast.spec.document import parse_duration
 from holdfast.store.catalog import list_runs
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from holdfast.errors import RunHeld, UsageError
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
 from holdfast.plan.inputs import stale_parts
-from holdfast.spec.load import eval_of_run
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import eval_of_run, parse_override
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:

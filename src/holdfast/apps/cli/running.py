@@ -22,8 +22,7 @@ from holdfast.report.live_exports import export_after_run
 from holdfast.report.table import print_compiled, print_outcome
 from holdfast.spec.fingerprint import running_nothing
 from holdfast.spec.formats import find_reader, is_configuration, is_eval, is_suite, load_any, resolve_eval
-from holdfast.spec.load import baseline_of
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import baseline_of, parse_override
 from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:

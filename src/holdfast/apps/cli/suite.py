@@ -16,7 +16,7 @@ from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
 from holdfast.report.suite import print_cell, print_ending, print_plan, print_suite
 from holdfast.spec.document import Document
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import parse_override
 from holdfast.spec.suite import Suite, SuiteEval, load_suite, model_target, read_suite
 
 if TYPE_CHECKING:

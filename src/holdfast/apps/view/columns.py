@@ -19,7 +19,7 @@ import msgspec
 from holdfast.apps.view.search import TextHits
 from holdfast.data.columns import as_text
 from holdfast.data.dataset import Dataset
-from holdfast.errors import HoldfastError, QueryError
+from holdfast.errors import HoldfastError, QueryError, suggest
 from holdfast.report.run_view import RunView
 from holdfast.report.trial_table import (
     NUMBERS,
@@ -31,7 +31,6 @@ from holdfast.report.trial_table import (
     open_published_table,
     score_column,
 )
-from holdfast.spec.validation import suggest
 from holdfast.store.files import UNREADABLE
 from holdfast.store.heads import ErrorHead, decode_head
 from holdfast.store.index import StaleIndexError

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.apps.view.query import Compares, Contains, Every, HasFlag, HasStatus, Not, Some, quote
-from holdfast.errors import QueryError
+from holdfast.errors import QueryError, suggest
 from holdfast.report.trial_table import CODES, NUMBERS, STATUSES, WORDS, score_column
-from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from holdfast.display.terminal import note, show_step
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem, UsageError, suggest
 from holdfast.plugins.benchmarks.cache import mirror_folder
 from holdfast.plugins.benchmarks.compile import INSTALL, compile_benchmark, make_document
 from holdfast.plugins.benchmarks.names import (
@@ -31,18 +31,17 @@ from holdfast.plugins.benchmarks.native import load
 from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import BenchmarkBlock
 from holdfast.spec.formats import Format, folder_of, unknown_task
-from holdfast.spec.overrides import apply_override
+from holdfast.spec.load import apply_override
 from holdfast.spec.providers import provider_of
-from holdfast.spec.schema import as_dataset
+from holdfast.spec.schema import as_dataset, validate_block
 from holdfast.spec.target_schema import TARGETS, schema_of, target_kind
-from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from holdfast.plugins.benchmarks.cache import Compiled
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 _MERGED: Final = ("target", "metadata", "dataset")
 """blocks whose keys are laid over the benchmark's"""

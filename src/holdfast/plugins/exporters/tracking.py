@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.spec.exports import ExportBlock
+from holdfast.spec.eval_schema import ExportBlock
 from holdfast.store.metrics import Rule
 
 if TYPE_CHECKING:

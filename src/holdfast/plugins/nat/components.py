@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import AttemptError, HoldfastError, Problem
+from holdfast.errors import AttemptError, HoldfastError, Problem, suggest
 from holdfast.functions import describe_error
 from holdfast.graders.types import SetVerdict, Verdict, WaitingGrader
 from holdfast.plugins.nat.config import evaluator_part, identity_of, read_config, workflow_part
@@ -22,7 +22,6 @@ from holdfast.plugins.nat.library import Evaluator, Item, Workflow, load_evaluat
 from holdfast.plugins.nat.schema import NatGrader, NatTarget
 from holdfast.plugins.nat.steps import messages_of, steps_of, usage_of
 from holdfast.spec.template import RENDER_ERRORS, template
-from holdfast.spec.validation import suggest
 from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:

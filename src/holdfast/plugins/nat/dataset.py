@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Eval
-    from holdfast.spec.validation import Findings
+    from holdfast.spec.schema import Findings
 
 FORMATS: Final = ("json", "jsonl", "csv", "parquet")
 _REFUSED: Final = {

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.spec.validation import Findings
+from holdfast.spec.schema import Findings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -21,8 +21,7 @@ from holdfast.plugins.waza.tasks import SHOULD, SHOULD_NOT, Tasks, WazaTask, tri
 from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import Selection
 from holdfast.spec.formats import Format
-from holdfast.spec.load import limit_of
-from holdfast.spec.overrides import apply_override
+from holdfast.spec.load import apply_override, limit_of
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.target_schema import TARGETS
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from holdfast.plugins.waza.config import Config
     from holdfast.spec.document import Location
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 _KNOWN: Final = (
     "schemaVersion",

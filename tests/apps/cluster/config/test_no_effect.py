@@ -14,7 +14,7 @@ from holdfast.apps.cluster.config.launch import Container
 from holdfast.apps.cluster.config.profiles import OTHER_KEYS
 from holdfast.apps.cluster.remote.submit import preview
 from holdfast.errors import ConfigError, UsageError
-from holdfast.spec.exports import export_schema
+from holdfast.spec.eval_schema import export_schema
 from tests.support.clusters import launched, lay_out, write
 
 if TYPE_CHECKING:

@@ -52,13 +52,12 @@ from holdfast.apps.cluster.config.servers import (
 from holdfast.apps.cluster.config.tasks import MOVED, Endpoint, TaskReader, move_keys
 from holdfast.apps.cluster.config.tree import COMMAND_LINE, Tree
 from holdfast.apps.cluster.config.variables import WANDB_KEY, EnvVar, add_wandb_server, place_wandb_server, read_scope
-from holdfast.errors import Problem
+from holdfast.errors import Problem, suggest
 from holdfast.spec.document import format_location
 from holdfast.spec.formats import is_eval
-from holdfast.spec.overrides import parse_override
-from holdfast.spec.schema import Block
+from holdfast.spec.load import parse_override
+from holdfast.spec.schema import Block, Findings, validate_block
 from holdfast.spec.suite import Suite, find_evals
-from holdfast.spec.validation import Findings, suggest, validate_block
 from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
     from holdfast.apps.cluster.config.profiles import Profile
     from holdfast.spec.document import Document, Location
     from holdfast.spec.formats import TaskProvider
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 _Model = TypeVar("_Model", bound=Block)
 RESERVED_FLAGS = {

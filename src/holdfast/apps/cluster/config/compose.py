@@ -24,12 +24,11 @@ from holdfast.apps.cluster.config.tree import (
     tree_of,
     walk,
 )
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem, UsageError, suggest
 from holdfast.spec.document import Document, Location, format_location, parse_document, read_document, read_text
 from holdfast.spec.formats import find_file, installed_providers, is_eval
-from holdfast.spec.overrides import parse_override
+from holdfast.spec.load import parse_override
 from holdfast.spec.suite import find_evals
-from holdfast.spec.validation import suggest
 from holdfast.store.files import slug
 
 if TYPE_CHECKING:

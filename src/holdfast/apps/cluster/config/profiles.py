@@ -14,8 +14,8 @@ from holdfast.apps.cluster.config.schema import (
     WandbBlock,
 )
 from holdfast.apps.cluster.config.tree import Tree, walk
-from holdfast.errors import ConfigError, Problem, UsageError
-from holdfast.spec.validation import suggest, validate_block
+from holdfast.errors import ConfigError, Problem, UsageError, suggest
+from holdfast.spec.schema import validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

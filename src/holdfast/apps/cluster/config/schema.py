@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from holdfast.spec.exports import EXPORTERS
-from holdfast.spec.quantities import parse_duration
+from holdfast.spec.document import parse_duration
+from holdfast.spec.eval_schema import EXPORTERS
 from holdfast.spec.schema import Block, Seconds
 
 DESTINATIONS = (*EXPORTERS, "local")

@@ -17,7 +17,8 @@ from holdfast.apps.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, POR
 from holdfast.apps.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
 from holdfast.apps.cluster.config.tree import DEFAULT, leaves
 from holdfast.apps.cluster.config.variables import EnvVar, read_scope
-from holdfast.spec.validation import suggest, validate_block
+from holdfast.errors import suggest
+from holdfast.spec.schema import validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.apps.cluster.config.schema import ExecutionBlock, ProfileBlock
     from holdfast.apps.cluster.config.tree import Tree
     from holdfast.spec.document import Location
-    from holdfast.spec.validation import Findings
+    from holdfast.spec.schema import Findings
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from holdfast.apps.cluster.config.schema import NO_TASK_CONTAINER, ApiEndpoint, 
 from holdfast.apps.cluster.config.servers import api_root
 from holdfast.apps.cluster.config.tree import Tree
 from holdfast.apps.cluster.config.variables import EnvVar, add_wandb_server, check_api_keys, read_variables
-from holdfast.errors import ConfigError, HoldfastError, UsageError
+from holdfast.errors import ConfigError, HoldfastError, UsageError, suggest
 from holdfast.spec.document import format_location
 from holdfast.spec.formats import find_file, find_format, installed_providers, load_any, read_eval, unknown_task
 from holdfast.spec.providers import OPENAI, has_provider
+from holdfast.spec.schema import validate_block
 from holdfast.spec.target_schema import TARGETS
-from holdfast.spec.validation import suggest, validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Eval
     from holdfast.spec.formats import TaskProvider
-    from holdfast.spec.overrides import Override
-    from holdfast.spec.validation import Findings
+    from holdfast.spec.load import Override
+    from holdfast.spec.schema import Findings
 
 OLDER = ("config.", "target.api_endpoint.")
 """prefixes of a task's overrides that are meant for nemo_evaluator_config"""

@@ -16,10 +16,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem, UsageError, suggest
 from holdfast.spec.document import Document, Location, format_location
 from holdfast.spec.redact import looks_secret
-from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.errors import ConfigError, Problem, UsageError
+from holdfast.errors import ConfigError, Problem, UsageError, suggest
 from holdfast.plugins.exporters.wandb import detect, login_command, same_server
 from holdfast.spec.eval_schema import ResponderBlock
 from holdfast.spec.grader_schema import PromptGrader
@@ -18,7 +18,6 @@ from holdfast.spec.providers import OPENAI, endpoint_of
 from holdfast.spec.redact import looks_secret
 from holdfast.spec.schema import is_embedded, urls_of
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.spec.validation import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.plugins.exporters.wandb import Login
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
-    from holdfast.spec.validation import Findings
+    from holdfast.spec.schema import Findings
 
 
 Kind = Literal["host", "lit", "runtime"]

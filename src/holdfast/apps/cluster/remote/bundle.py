@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.apps.cluster.remote.transport import Transport
     from holdfast.spec.eval import Eval
-    from holdfast.spec.overrides import Override
+    from holdfast.spec.load import Override
 
 MAX_BYTES: Final = 512 << 20
 """of the files of one eval"""
