@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import holdfast
 from tests.support.running import ROOT, environment
 from tests.support.specs import write_spec
 
@@ -74,6 +75,25 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
             package, *inside = name.split(".")
             if package == "holdfast":
                 yield (*inside, str(node.lineno))
+
+
+def dependencies(path: Path) -> set[str]:
+    """Return the modules that a file imports, without names, for the type checker too."""
+    targets = set()
+    for *parts, _ in imports(path):
+        name = ".".join(parts)
+        targets.add(name if name in modules() else name.rpartition(".")[0])
+    return targets
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of all modules and packages by name below `holdfast`, which is itself named by an empty text."""
+    files = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
 
 
 def references(path: Path) -> Iterator[tuple[str, ...]]:
@@ -207,25 +227,63 @@ def test_the_core_names_foreign_formats_only_in_the_table_of_plugins() -> None:
     assert mentions == FOREIGN
 
 
-def test_an_ordinary_eval_runs_without_the_built_in_plugins(tmp_path: Path) -> None:
+def run_without(packages: str, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process that cannot import these packages."""
+    block = f"import sys\nsys.modules.update(dict.fromkeys({packages.split()!r}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", block + script],
+        cwd=folder,
+        env=environment(OPENAI_API_KEY="k"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+COMMAND = "from holdfast.apps.cli.main import main\nsys.argv = ['holdfast', 'eval', *{}, '--display', 'json']\nmain()\n"
+
+
+def test_the_core_can_be_imported_and_runs_an_eval_without_plugins_and_apps(tmp_path: Path) -> None:
+    core = [".".join(["holdfast", name]) for name in modules() if name and name.split(".")[0] in CORE]
     write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[{"question": "1 + 1", "expected": 2}])
     script = (
-        "import sys\n"
-        "class Missing:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.startswith('holdfast.plugins'):\n"
-        "            raise ImportError(f'{name} is blocked')\n"
-        "sys.meta_path.insert(0, Missing())\n"
-        "import holdfast\n"
-        "from holdfast.apps.cli.main import main\n"
+        "import holdfast, importlib\n"
         "assert holdfast.evaluate('eval.yaml').score == 1\n"
-        "sys.argv = ['holdfast', 'eval', 'eval.yaml', '--fresh', '--display', 'json']\n"
-        "main()\n"
+        f"for name in {core!r}: importlib.import_module(name)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    ended = run_without("holdfast.plugins holdfast.apps", script, tmp_path)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_command_runs_an_eval_without_plugins(tmp_path: Path) -> None:
+    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[{"question": "1 + 1", "expected": 2}])
+    ended = run_without("holdfast.plugins", COMMAND.format(["eval.yaml"]), tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "missing"),
+    [
+        ({"target": {"mock": {}}}, "waza.mock"),
+        ({"target": {"model": "openai/m", "batch": True}}, "batches.providers"),
+        ({"graders": [{"type": "nat"}]}, "nat.components"),
+        ({"output": {"export": ["junit"]}}, "exporters.junit"),
+        ({"output": {"nat": {"dir": "x"}}}, "nat.mirror"),
+    ],
+)
+def test_a_kind_of_a_missing_plugin_is_an_error(tmp_path: Path, keys: dict[str, Any], missing: str) -> None:
+    write_spec(tmp_path, **{"target": {"command": ["cat"]}, "samples": [{"question": "?", "expected": 2}], **keys})
+    ended = run_without("holdfast.plugins", COMMAND.format(["eval.yaml"]), tmp_path)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert f"holdfast.plugins.{missing} is missing: this Holdfast was installed without it" in ended.stderr
+
+
+def test_a_file_of_a_missing_format_and_a_missing_benchmark_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "waza.yaml").write_text("name: e\nskill: s\ntasks: [t.yaml]\n")
+    for name in ("waza.yaml", "gsm8k"):
+        ended = run_without("holdfast.plugins", COMMAND.format([name]), tmp_path)
+        assert ended.returncode == 2 and "holdfast.plugins.benchmarks.format is missing" in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)

@@ -98,13 +98,17 @@ def _formats() -> Iterator[tuple[str, Format]]:
 
 @cache
 def _load_format(name: str) -> Format:
-    try:
-        chosen = FORMATS.load(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    chosen = _load(FORMATS, name)
     if not (isinstance(chosen, type) and issubclass(chosen, Format)):
         raise UsageError(f"the format {name!r} is not a subclass of holdfast.Format")
     return chosen()
+
+
+def _load(registry: Registry, name: str) -> Any:
+    try:
+        return registry.load(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def is_configuration(data: Mapping[str, Any]) -> bool:
@@ -156,12 +160,12 @@ class TaskProvider(Protocol):
 
 def installed_providers() -> list[TaskProvider]:
     """Load the providers of installed packages."""
-    return [cast("TaskProvider", entry.load()) for entry in TASKS.plugins.values()]
+    return [cast("TaskProvider", _load(TASKS, name)) for name in TASKS.plugins]
 
 
 def _providers(installed: Sequence[TaskProvider] | None) -> Iterator[TaskProvider]:
     """Yield all providers in the order in which they are asked; None: look up the installed ones when needed."""
-    builtin: list[TaskProvider] = [TASKS.load(name) for name in TASKS]
+    builtin: list[TaskProvider] = [_load(TASKS, name) for name in TASKS]
     yield from (each for each in builtin if not _is_last(each))
     yield from installed_providers() if installed is None else installed
     yield from filter(_is_last, builtin)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
@@ -57,9 +59,16 @@ They are not entry points of this distribution, because looking through all inst
 
 
 def load_reference(reference: str) -> Any:
-    """Import the object that `module:attribute` names."""
+    """Import the object that `module:attribute` names; raise UsageError if Holdfast is installed without the module."""
     module, _, attribute = reference.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(
+            f"{module} is missing: this Holdfast was installed without it", remedy="pip install holdfast-evals"
+        ) from error
 
 
 class Registry:
@@ -98,7 +107,10 @@ class Registry:
 
     def _import(self, name: str) -> Any:
         if (reference := self._builtin.get(name)) is not None:
-            return load_reference(reference)
+            try:
+                return load_reference(reference)
+            except UsageError as error:
+                raise ValueError(f"the {self._noun} {name!r} cannot be used: {error}") from error
         if (entry := self.plugins.get(name)) is None:
             raise ValueError(self.unknown(name))
         try:
