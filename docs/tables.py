@@ -1,6 +1,7 @@
 """Write the tables of keys, fields and options in the Markdown files, from docstrings of fields and help of commands.
 
-A table stands between `<!-- keys: NAME -->`, `<!-- fields: NAME -->` or `<!-- options: COMMAND -->` and `<!-- end -->`.
+A table stands between `<!-- keys: NAME -->`, `<!-- fields: NAME -->`, `<!-- options: COMMAND -->` or
+`<!-- imports: MODULE MODULE … -->` and `<!-- end -->`. An `imports` table has the names that built-in plug-ins import.
 NAME is `module.Class` below the package `holdfast`, which for fields is a msgspec struct; for keys it may also be
 `grader TYPE` or `target KIND`, and `module.Class own` leaves out inherited keys.
 
@@ -27,7 +28,7 @@ from holdfast.spec.load_graders import GRADERS
 from holdfast.spec.target_schema import TARGETS
 
 FOLDER = Path(__file__).parent
-MARKED = re.compile(r"(<!-- (keys|fields|options): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (keys|fields|options|imports): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "mapping", Any: "any value"}
 VALIDATORS = {
     "parse_duration": "duration",
@@ -37,7 +38,7 @@ VALIDATORS = {
     "_as_list": "text or list of texts",
     "_bare": "expression",
 }
-HEADS = {"keys": "key | value", "fields": "field", "options": "option"}
+HEADS = {"keys": "key | value", "fields": "field", "options": "option", "imports": "module | names"}
 FLATTENED = {
     "pass_at": "`pass@1`, `pass@2` …",
     "pass_all": "`pass^2`, `pass^3` …",
@@ -53,12 +54,17 @@ def update(text: str) -> str:
 
 
 def table(kind: str, name: str) -> str:
-    """Return the table of the keys of a block, the fields of a struct, or the options of a command."""
+    """Return the table of a block's keys, a struct's fields, a command's options, or of modules for plug-ins."""
     head = HEADS[kind]
-    if kind == "keys":
-        rows = block_rows(find_block(name), own_only=name.endswith(" own"))
-    else:
-        rows = field_rows(find_class(name)) if kind == "fields" else option_rows(name)
+    match kind:
+        case "keys":
+            rows = block_rows(find_block(name), own_only=name.endswith(" own"))
+        case "fields":
+            rows = field_rows(find_class(name))
+        case "options":
+            rows = option_rows(name)
+        case _:
+            rows = import_rows(name.split())
     lines = [" | ".join(row) for row in rows]
     rule = "|---" * (head.count("|") + 2) + "|"
     return "".join(f"{line}\n" for line in (f"| {head} | meaning |", rule, *(f"| {line} |" for line in lines)))
@@ -199,6 +205,26 @@ def option_rows(command_name: str) -> Iterator[tuple[str, ...]]:
         if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)) is not None:
             spellings = record[0].replace(" / ", ", ").split(", ")
             yield ", ".join(f"`{_cell(spelling.strip())}`" for spelling in spellings), _cell(parameter.help or "")
+
+
+def import_rows(modules: list[str]) -> Iterator[tuple[str, ...]]:
+    """Yield each module, the names that built-in plug-ins import from it, and the first sentence of its docstring."""
+    for module in modules:
+        names = sorted(sorted(plugin_imports().get(f"holdfast.{module}", ())), key=str.lower)
+        docstring = inspect.getdoc(import_module(f"holdfast.{module}")) or ""
+        first = " ".join(docstring.partition("\n\n")[0].split())
+        yield f"`{module}`", ", ".join(f"`{name}`" for name in names), _cell(re.split(r"(?<=\.) ", first)[0])
+
+
+@cache
+def plugin_imports() -> dict[str, set[str]]:
+    """Return the names that built-in plug-ins import from each module that is not their own."""
+    imports: dict[str, set[str]] = {}
+    for path in (FOLDER.parent / "src" / "holdfast" / "plugins").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imports.setdefault(str(node.module), set()).update(alias.name for alias in node.names)
+    return imports
 
 
 def _cell(text: str) -> str:

@@ -430,3 +430,10 @@ def test_the_documentation_shows_the_package_that_is_tested_here() -> None:
     points = page[page.index("[project.entry-points") : page.index("Holdfast imports a plug-in only")]
     metadata = (SOURCE / "pyproject.toml").read_text()
     assert all(line in metadata for line in points.splitlines() if " = " in line or line.startswith("["))
+
+
+def test_the_documentation_names_what_the_package_exports() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    table = page[page.index("Plug-ins need only the package") : page.index("These names change only")]
+    named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    assert sorted([*named, "__version__"]) == sorted(holdfast.__all__)

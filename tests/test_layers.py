@@ -157,6 +157,22 @@ def test_apps_import_one_way(part: str) -> None:
     assert back == []
 
 
+def test_built_in_plugins_import_public_names_and_the_modules_of_the_documentation() -> None:
+    """A name that `holdfast` has is imported from there, as everybody's plug-in does."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    listed = [module for line in re.findall(r"<!-- imports: (.*) -->", page) for module in line.split()]
+    used: set[str] = set()
+    not_public = []
+    for file in [file for part in PLUGINS for file in files_of("plugins", part)]:
+        used |= {module for module in dependencies(file) if module and not module.startswith("plugins.")}
+        for *parts, line in imports(file):
+            home, name = ".".join(["holdfast", *parts[:-1]]), parts[-1]
+            if holdfast._HOMES.get(name) == home or (len(parts) == 1 and name not in holdfast.__all__):
+                not_public.append(f"{file.relative_to(SOURCE)}:{line}: {home}.{name}")
+    assert not_public == []
+    assert sorted(listed) == sorted(used)
+
+
 def test_public_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):

@@ -21,10 +21,11 @@ For plug-ins (docs/extending.md):
 `Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
 `Calls`          recorded calls of models and tools, for targets that make several
 `RowLimits`, `LimitReached`                              limits of a row, and a limit that a target reached by itself
-`RunView`        a run as an exporter reads it
+`RunView`        a run as an exporter reads it: each trial a `GradedTrial`, or `Pending` without an output
 `Format`, `Document`, `Override`                         a format of eval files, and what it translates
 `Origin`         the eval file that a grader or target is part of
 `AttemptError`   raised if a target cannot answer or a grader cannot judge
+`ConfigError`, `Problem`, `UsageError`                   raised for mistakes in a file, or in a command
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample as Sample
     from holdfast.display.types import Display as Display
     from holdfast.errors import AttemptError as AttemptError
+    from holdfast.errors import ConfigError as ConfigError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import LimitReached as LimitReached
+    from holdfast.errors import Problem as Problem
+    from holdfast.errors import UsageError as UsageError
     from holdfast.graders.types import Case as Case
     from holdfast.graders.types import InstantGrader as InstantGrader
     from holdfast.graders.types import SetVerdict as SetVerdict
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from holdfast.report.result import compare as compare
     from holdfast.report.result import gate as gate
     from holdfast.report.result import load_run as load_run
+    from holdfast.report.run_view import GradedTrial as GradedTrial
+    from holdfast.report.run_view import Pending as Pending
     from holdfast.report.run_view import RunView as RunView
     from holdfast.spec.document import Document as Document
     from holdfast.spec.eval import Origin as Origin
@@ -69,10 +75,12 @@ _HOMES = {
     "AttemptError": "holdfast.errors",
     "Calls": "holdfast.targets.types",
     "Case": "holdfast.graders.types",
+    "ConfigError": "holdfast.errors",
     "Context": "holdfast.targets.python",
     "Display": "holdfast.display.types",
     "Document": "holdfast.spec.document",
     "Format": "holdfast.spec.formats",
+    "GradedTrial": "holdfast.report.run_view",
     "GraderBlock": "holdfast.spec.grader_schema",
     "HoldfastError": "holdfast.errors",
     "InstantGrader": "holdfast.graders.types",
@@ -80,6 +88,8 @@ _HOMES = {
     "Metrics": "holdfast.store.metrics",
     "Origin": "holdfast.spec.eval",
     "Override": "holdfast.spec.load",
+    "Pending": "holdfast.report.run_view",
+    "Problem": "holdfast.errors",
     "Reply": "holdfast.targets.types",
     "RowLimits": "holdfast.spec.trial_limits",
     "Run": "holdfast.report.result",
@@ -90,6 +100,7 @@ _HOMES = {
     "TargetBlock": "holdfast.spec.target_schema",
     "Turn": "holdfast.targets.types",
     "Usage": "holdfast.store.records",
+    "UsageError": "holdfast.errors",
     "Verdict": "holdfast.graders.types",
     "WaitingGrader": "holdfast.graders.types",
     "__version__": "holdfast.versions",
@@ -100,40 +111,7 @@ _HOMES = {
     "load_run": "holdfast.report.result",
 }
 
-__all__ = [
-    "AttemptError",
-    "Calls",
-    "Case",
-    "Context",
-    "Display",
-    "Document",
-    "Format",
-    "GraderBlock",
-    "HoldfastError",
-    "InstantGrader",
-    "LimitReached",
-    "Metrics",
-    "Origin",
-    "Override",
-    "Reply",
-    "RowLimits",
-    "Run",
-    "RunView",
-    "Sample",
-    "SetVerdict",
-    "Target",
-    "TargetBlock",
-    "Turn",
-    "Usage",
-    "Verdict",
-    "WaitingGrader",
-    "__version__",
-    "compare",
-    "evaluate",
-    "evaluate_async",
-    "gate",
-    "load_run",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:

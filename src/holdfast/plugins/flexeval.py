@@ -12,7 +12,7 @@ from holdfast.store.files import make_directory, replacing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.report.run_view import GradedTrial, RunView
+    from holdfast import GradedTrial, RunView
 
 
 _FIELDS: Final = ("lm_output", "finish_reason", "extra_info", "references")

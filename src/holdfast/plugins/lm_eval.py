@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast import GradedTrial
 from holdfast.report.benchmark import benchmark_metrics, mean, uses_values
-from holdfast.report.run_view import GradedTrial
 from holdfast.report.tables import unique_names
 from holdfast.spec.eval import TASK_FIELD, BenchmarkTask, BenchmarkTasks, TaskMetric, benchmark_tasks
 from holdfast.spec.target_schema import ModelTarget
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from holdfast.report.run_view import RunView
-    from holdfast.store.metrics import BenchmarkMetrics, Metrics
+    from holdfast import Metrics, RunView
+    from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.records import Output
 
 _PARAMETERS: Final = {"stop": "until", "max_tokens": "max_gen_toks"}

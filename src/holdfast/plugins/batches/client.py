@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.errors import AttemptError, Fault
+from holdfast import AttemptError
+from holdfast.errors import Fault
 from holdfast.plugins.batches.providers import FILES, FileBatches, batch_api_of
 from holdfast.spec.redact import shown_url
 from holdfast.targets.batching import ASKER

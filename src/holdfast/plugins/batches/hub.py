@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AttemptError, Fault, Waiting
+from holdfast import AttemptError, Usage
+from holdfast.errors import Fault, Waiting
 from holdfast.plugins.batches.client import AGAIN, LONGEST_PAUSE, BatchClient, BatchRequest, Flight, copy_error
 from holdfast.plugins.batches.ledger import (
     Batch,
@@ -37,7 +38,6 @@ from holdfast.plugins.batches.ledger import (
 )
 from holdfast.plugins.batches.providers import FILES, BatchProblem, Look, batch_api_of, glance, same_answers
 from holdfast.store.files import advice_for, make_directory
-from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

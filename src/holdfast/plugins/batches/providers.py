@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.errors import AttemptError, Fault
+from holdfast import AttemptError
+from holdfast.errors import Fault
 from holdfast.http.events import parse
 from holdfast.plugins.batches.ledger import result_lines
 from holdfast.spec.schema import is_embedded

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast import UsageError
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.readers import hub_commit
-from holdfast.errors import DataError, UsageError
+from holdfast.errors import DataError
 from holdfast.plugins.benchmarks.cache import (
     MIRROR,
     Compiled,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from holdfast import ConfigError, Document, Format, Problem, UsageError
 from holdfast.display.terminal import note, show_step
-from holdfast.errors import ConfigError, Problem, UsageError, suggest
+from holdfast.errors import suggest
 from holdfast.plugins.benchmarks.cache import mirror_folder
 from holdfast.plugins.benchmarks.compile import INSTALL, compile_benchmark, make_document
 from holdfast.plugins.benchmarks.names import (
@@ -28,9 +29,8 @@ from holdfast.plugins.benchmarks.names import (
     table,
 )
 from holdfast.plugins.benchmarks.native import load
-from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import BenchmarkBlock
-from holdfast.spec.formats import Format, folder_of, unknown_task
+from holdfast.spec.formats import folder_of, unknown_task
 from holdfast.spec.load import apply_override
 from holdfast.spec.providers import provider_of
 from holdfast.spec.schema import as_dataset, validate_block
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from holdfast import Override
     from holdfast.plugins.benchmarks.cache import Compiled
-    from holdfast.spec.load import Override
 
 _MERGED: Final = ("target", "metadata", "dataset")
 """blocks whose keys are laid over the benchmark's"""

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
-from holdfast.errors import UsageError
+from holdfast import GradedTrial, UsageError
 from holdfast.pages.environment import environment, generate, read_asset
 from holdfast.report.alignment import align
 from holdfast.report.overview import run_overview
 from holdfast.report.pairs import compare_runs, take_rows
-from holdfast.report.run_view import GradedTrial
 from holdfast.report.timeline import trial_timeline
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.spec.template import RENDER_ERRORS, template
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from holdfast import Pending, RunView
     from holdfast.report.alignment import SideBySide
     from holdfast.report.compare import ScoredRun
-    from holdfast.report.run_view import Pending, RunView
     from holdfast.report.timeline import Timeline
     from holdfast.spec.template import Template
     from holdfast.store.records import Grade

@@ -12,13 +12,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from holdfast.report.run_view import GradedTrial
+from holdfast import GradedTrial
 from holdfast.store.files import Spool, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.report.run_view import Pending, RunView
+    from holdfast import Pending, RunView
     from holdfast.store.metrics import Check
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 import msgspec
 from pydantic import model_validator
 
-from holdfast.errors import UsageError
+from holdfast import UsageError
 from holdfast.http.urls import bare_url
 from holdfast.plugins.exporters.tracking import TrackerExport, about, environment, flat, numbers, shown_name
 from holdfast.report.exports import Exported
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-    from holdfast.report.run_view import RunView
+    from holdfast import RunView
 
 _TAG: Final = "holdfast.run"
 _LONGEST_PARAM: Final = 500

@@ -6,14 +6,14 @@ import io
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from holdfast.errors import UsageError
+from holdfast import UsageError
 from holdfast.report.tables import columns, rows, write_rows
 from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.report.run_view import RunView
+    from holdfast import RunView
 
 
 def write_csv(view: RunView, folder: Path) -> list[Path]:

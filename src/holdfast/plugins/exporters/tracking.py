@@ -15,9 +15,8 @@ from holdfast.store.metrics import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.report.run_view import RunView
+    from holdfast import Metrics, RunView
     from holdfast.store.manifest import Manifest
-    from holdfast.store.metrics import Metrics
 
 
 class TrackerExport(ExportBlock):

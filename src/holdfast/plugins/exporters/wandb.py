@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from holdfast.errors import UsageError
+from holdfast import UsageError
 from holdfast.plugins.exporters.tracking import TrackerExport, about, environment, numbers, shown_name, stable_id
 from holdfast.report.exports import Exported
 from holdfast.report.tables import rows
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import wandb
 
-    from holdfast.report.run_view import RunView
+    from holdfast import RunView
 
 _HOME: Final = "https://api.wandb.ai"
 _FOLDER_SETTINGS: Final = Path("wandb") / "settings"

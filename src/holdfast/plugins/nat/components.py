@@ -13,26 +13,23 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import AttemptError, HoldfastError, Problem, suggest
+from holdfast import AttemptError, HoldfastError, Problem, Reply, SetVerdict, Target, Verdict, WaitingGrader
+from holdfast.errors import suggest
 from holdfast.functions import describe_error
-from holdfast.graders.types import SetVerdict, Verdict, WaitingGrader
 from holdfast.plugins.nat.config import evaluator_part, identity_of, read_config, workflow_part
 from holdfast.plugins.nat.dataset import KEYED
 from holdfast.plugins.nat.library import Evaluator, Item, Workflow, load_evaluator_config, load_workflow_config
 from holdfast.plugins.nat.schema import NatGrader, NatTarget
 from holdfast.plugins.nat.steps import messages_of, steps_of, usage_of
 from holdfast.spec.template import RENDER_ERRORS, template
-from holdfast.targets.types import Reply, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from holdfast.graders.types import Case
+    from holdfast import Case, Document, Origin, Turn
     from holdfast.plugins.nat.library import Evaluation
-    from holdfast.spec.document import Document, Location
-    from holdfast.spec.eval import Origin
-    from holdfast.targets.types import Turn
+    from holdfast.spec.document import Location
 
 _FAILED = ("Error in evaluator", "Evaluator error")
 """beginnings of a reasoning by which NAT's evaluators report an error instead of a score"""

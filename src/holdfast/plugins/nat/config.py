@@ -16,8 +16,8 @@ import re
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast import ConfigError, Problem
 from holdfast.canonical import digest_bytes
-from holdfast.errors import ConfigError, Problem
 from holdfast.spec.document import parse_document, read_text
 from holdfast.spec.fingerprint import local_module, source_files, source_fingerprint
 from holdfast.spec.template import texts
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from holdfast.spec.document import Document, Location
+    from holdfast import Document
+    from holdfast.spec.document import Location
 
 _GROUPS: Final = ("nat.components", "nat.plugins", "nat.evaluators", "nat.authentication_providers")
 COMPONENTS: Final = (

@@ -13,7 +13,8 @@ from holdfast.data.readers import Layout, read_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.spec.document import Document, Location
+    from holdfast import Document
+    from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
     from holdfast.spec.schema import Findings
 

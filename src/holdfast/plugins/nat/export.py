@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.errors import ExportFailed, HoldfastError
+from holdfast import HoldfastError
+from holdfast.errors import ExportFailed
 from holdfast.functions import describe_error
 from holdfast.plugins.nat.config import without_secrets
 from holdfast.plugins.nat.dataset import NatColumns
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.report.run_view import RunView
+    from holdfast import RunView
     from holdfast.spec.eval import Eval
     from holdfast.store.records import Grade, Output, Step, Together, TraceStep
 

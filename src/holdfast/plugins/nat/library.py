@@ -16,8 +16,9 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
+from holdfast import ConfigError, HoldfastError, Problem
 from holdfast.data.dataset import Dataset
-from holdfast.errors import ConfigError, Fault, HoldfastError, Problem
+from holdfast.errors import Fault
 from holdfast.functions import describe_error
 from holdfast.plugins.nat.config import evaluator_part, overlay, workflow_part
 from holdfast.plugins.nat.dataset import row_places

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast import HoldfastError
 from holdfast.graders.build import grader_places
 from holdfast.plugins.nat.export import NatFolder, RowForm, write_nat
 from holdfast.plugins.nat.schema import NatOutput
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from holdfast import RunView
     from holdfast.data.dataset import Dataset
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Work
-    from holdfast.report.run_view import RunView
     from holdfast.store.heads import OutputRef
     from holdfast.store.rundir import RunDir
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast import Document, Format
 from holdfast.errors import suggest
 from holdfast.plugins.nat.config import SECTIONS, read_config
 from holdfast.plugins.nat.dataset import KEYED, Reader
 from holdfast.plugins.nat.library import has_profiler, is_installed
-from holdfast.spec.document import Document, format_location
-from holdfast.spec.formats import Format
+from holdfast.spec.document import format_location
 from holdfast.spec.schema import SCHEMA_VERSION, Findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from holdfast import Override
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Override
 
 _GENERAL: Final = frozenset(
     {"max_concurrency", "workflow_alias", "output_dir", "output", "dataset", "per_input_user_id", "profiler"}

@@ -5,10 +5,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from holdfast import GraderBlock, TargetBlock
 from holdfast.spec.eval_schema import LiveExport
-from holdfast.spec.grader_schema import GraderBlock
 from holdfast.spec.schema import refuse_secret_paths
-from holdfast.spec.target_schema import TargetBlock
 
 
 class NatTarget(TargetBlock):

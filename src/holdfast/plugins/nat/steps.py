@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from msgspec import UnsetType
 
+from holdfast import Usage
 from holdfast.canonical import digest
 from holdfast.dialects.reading import count
-from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from holdfast import Document
     from holdfast.plugins.waza.findings import WazaFindings
-    from holdfast.spec.document import Document
 
 _KNOWN: Final = (
     "trials_per_task",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UnsetType
 
+from holdfast import GradedTrial
 from holdfast.graders.build import grader_places
 from holdfast.plugins.waza.statistics import SuiteNumbers, deviation, mean, task_stats
 from holdfast.plugins.waza.tasks import SHOULD
-from holdfast.report.run_view import GradedTrial
 from holdfast.spec.template import RENDER_ERRORS, expression
 from holdfast.store.files import replacing
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from holdfast import Pending, RunView, Usage
     from holdfast.graders.build import GraderPlace
-    from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.records import Grade, Output, Usage
+    from holdfast.store.records import Grade, Output
 
 SCHEMA_VERSION: Final = "1.5"
 

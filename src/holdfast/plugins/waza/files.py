@@ -17,15 +17,16 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.errors import ConfigError, Problem
+from holdfast import ConfigError, Problem
 from holdfast.plugins.waza.findings import at
 from holdfast.spec.document import read_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from holdfast import Document
     from holdfast.plugins.waza.findings import WazaFindings
-    from holdfast.spec.document import Document, Location
+    from holdfast.spec.document import Location
 
 Content = str | dict[str, str]
 """a text, or {"base64": …}"""

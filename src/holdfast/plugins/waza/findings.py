@@ -11,7 +11,8 @@ from holdfast.spec.schema import Findings
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from holdfast.spec.document import Document, Location
+    from holdfast import Document
+    from holdfast.spec.document import Location
 
 NOTHING: Mapping[str, str] = {}
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from holdfast import Document, GraderBlock
     from holdfast.plugins.waza.findings import WazaFindings
-    from holdfast.spec.document import Document, Location
-    from holdfast.spec.grader_schema import GraderBlock
+    from holdfast.spec.document import Location
 
 _OLDER: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "regex": ("text", {"must_match": "regex_match", "must_not_match": "regex_not_match"}),

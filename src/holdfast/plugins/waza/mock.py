@@ -8,13 +8,11 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from holdfast.spec.target_schema import TargetBlock
-from holdfast.store.records import Usage
-from holdfast.targets.types import Reply, Target
+from holdfast import Reply, Target, TargetBlock, Usage
 
 if TYPE_CHECKING:
+    from holdfast import Turn
     from holdfast.data.readers import Row
-    from holdfast.targets.types import Turn
 
 _PREVIEW: Final = 1024
 

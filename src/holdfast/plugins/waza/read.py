@@ -11,16 +11,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import UsageError
+from holdfast import Document, Format, UsageError
 from holdfast.plugins.waza.config import project_folder, read_config, version_problem
 from holdfast.plugins.waza.files import agent_file, skill_text
 from holdfast.plugins.waza.findings import WazaFindings
 from holdfast.plugins.waza.graders import Graders, TranslatedGrader, allow_only, unique_names, where_task
 from holdfast.plugins.waza.target import target_fields
 from holdfast.plugins.waza.tasks import SHOULD, SHOULD_NOT, Tasks, WazaTask, trigger_graders, trigger_rows
-from holdfast.spec.document import Document
 from holdfast.spec.eval_schema import Selection
-from holdfast.spec.formats import Format
 from holdfast.spec.load import apply_override, limit_of
 from holdfast.spec.schema import SCHEMA_VERSION
 from holdfast.spec.target_schema import TARGETS
@@ -29,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from holdfast import Override
     from holdfast.plugins.waza.config import Config
     from holdfast.spec.document import Location
-    from holdfast.spec.load import Override
 
 _KNOWN: Final = (
     "schemaVersion",

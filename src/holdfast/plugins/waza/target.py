@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from holdfast import Document
     from holdfast.plugins.waza.findings import WazaFindings
     from holdfast.plugins.waza.tasks import WazaTask
-    from holdfast.spec.document import Document, Location
+    from holdfast.spec.document import Location
 
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _MOCKS_FOLDER: Final = ".command-mocks"

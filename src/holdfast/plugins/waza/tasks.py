@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast import Document
 from holdfast.plugins.waza.files import instruction_files, is_below, read_repos, task_files
 from holdfast.plugins.waza.findings import at
-from holdfast.spec.document import Document, read_document
+from holdfast.spec.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

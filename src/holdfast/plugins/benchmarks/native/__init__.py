@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import UsageError
+from holdfast import UsageError
 from holdfast.plugins.benchmarks.cache import local_dataset, mirror_folder
 from holdfast.spec.document import read_document
 
