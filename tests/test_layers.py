@@ -42,7 +42,7 @@ REGISTRIES = {
     "spec/load_graders.py",
     "spec/target_schema.py",
     "spec/plugins.py",
-    "targets/batching.py",
+    "targets/types.py",
 }
 """the modules that name later ones as `module:attribute`, which are imported when an eval or a profile uses them"""
 _GRADE_TOOLS = {"set_waza_grade_pass", "set_waza_grade_fail"}

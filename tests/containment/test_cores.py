@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.containment.cores import usable_cores
+from holdfast.targets.build import usable_cores
 
 if TYPE_CHECKING:
     from pathlib import Path

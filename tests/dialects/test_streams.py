@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast.dialects import dialect_of
 from holdfast.dialects.types import ModelRequest
 from holdfast.errors import AttemptError
-from holdfast.http.events import EventParser
+from holdfast.http.response import EventParser
 from tests.dialects.test_conformance import apis, every_api
 from tests.support.providers import Asked, Call, Say
 

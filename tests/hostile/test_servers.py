@@ -11,8 +11,7 @@ import pytest
 from holdfast import evaluate
 from holdfast.errors import AttemptError, Fault
 from holdfast.http.client import Client
-from holdfast.http.events import parse
-from holdfast.http.response import REPLY_BYTES
+from holdfast.http.response import REPLY_BYTES, parse
 from tests.hostile.servers import ATTACKS, LIMIT, hostile, redirecting
 from tests.support.running import lines
 from tests.support.workflow import workflow

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.events import Event, EventParser
+from holdfast.http.response import Event, EventParser
 
 
 def parse(*chunks: bytes) -> list[Event]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.conversation.script import Script
+from holdfast.conversation.turns import Script
 from holdfast.data.dataset import Dataset
 from holdfast.errors import AttemptError, ConfigError
 from holdfast.targets.types import Continuation

@@ -13,8 +13,7 @@ from holdfast.apps.cli.main import main
 from holdfast.data.dataset import Sample
 from holdfast.engine.signals import NUMBERS, Signals
 from holdfast.errors import AttemptError
-from holdfast.graders.build import build_graders, grader_identity, grader_places
-from holdfast.graders.pool import SlowChecks
+from holdfast.graders.build import SlowChecks, build_graders, grader_identity, grader_places
 from holdfast.graders.types import Case, Verdict
 from holdfast.plan.identity import RunIdentity, identify
 from holdfast.spec.load import load_eval, parse_override

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import AttemptError, ConfigError, UsageError
-from holdfast.http.balancer import Balancer, client_of
+from holdfast.http.client import Balancer, client_of
 from holdfast.http.failures import NO_HINTS
 from holdfast.spec.providers import endpoint_of
 from holdfast.targets.build import build_target

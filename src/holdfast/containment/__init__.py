@@ -4,5 +4,4 @@
 `keeper`       a helper process that starts programs and ends their processes
 `confine`      further restrictions on a program: namespaces, read-only mounts, Landlock, limits
 `survivors`    finds and ends processes that an earlier process of Holdfast left in a workspace
-`cores`        the number of cores that this process may use, by its affinity and its control group
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 
 from holdfast.dialects.reading import after_thoughts
-from holdfast.dialects.stops import describe_partial
+from holdfast.dialects.types import describe_partial
 from holdfast.errors import AttemptError
 from holdfast.functions import Function, function_source, load_function, user_error
 from holdfast.spec.providers import identity_of_model

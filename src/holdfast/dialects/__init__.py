@@ -1,9 +1,7 @@
 """Dialects: the APIs of models, one module each.
 
-`types`        the interface of dialects
-`reading`      helpers of all dialects
-`media`        images, audio and files in messages
-`stops`        why an answer ended, and what follows from it
+`types`        the interface of dialects; why an answer ended, and what follows from it
+`reading`      helpers of all dialects; images, audio and files in messages
 `chat`         OpenAI's chat completions, which most servers speak
 `completions`  plain completions of a text
 `messages`     Anthropic's Messages, also as clouds offer them

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects.media import as_chat
 from holdfast.dialects.reading import (
+    as_chat,
     check_counts,
     count,
     explain,
@@ -23,8 +23,7 @@ from holdfast.dialects.reading import (
     text_of,
     with_raw,
 )
-from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, read_stop
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:

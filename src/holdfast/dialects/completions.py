@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.dialects.chat import beside_message, check_choice, first_choice, is_first, read_tokens
 from holdfast.dialects.reading import with_raw
-from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader
+from holdfast.dialects.types import Answer, Dialect, StreamReader, read_stop
 from holdfast.errors import AttemptError
 
 if TYPE_CHECKING:

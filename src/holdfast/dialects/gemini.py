@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     check_counts,
     count,
     explain,
     failed_reply,
     keeps_reasoning,
+    media_of,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.stops import Stop, read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
+from holdfast.dialects.types import Answer, Dialect, Stop, StreamReader, TokenCounts, no_answer, read_stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,21 +11,20 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.dialects.media import media_of
 from holdfast.dialects.reading import (
     check_counts,
     count,
     explain,
     failed_reply,
     keeps_reasoning,
+    media_of,
     objects,
     raw_of,
     renamed,
     text_of,
     with_raw,
 )
-from holdfast.dialects.stops import read_stop
-from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer
+from holdfast.dialects.types import Answer, Dialect, StreamReader, TokenCounts, no_answer, read_stop
 from holdfast.errors import AttemptError, Fault
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from holdfast.engine.brake import Halted
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
-from holdfast.graders.build import refuse_unsure
-from holdfast.graders.pool import SlowChecks
+from holdfast.graders.build import SlowChecks, refuse_unsure
 from holdfast.graders.types import Case, SetVerdict
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import set_digest

@@ -16,7 +16,6 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.containment.cores import usable_cores
 from holdfast.data.dataset import dataset_changed
 from holdfast.data.survey import make_survey
 from holdfast.display.format import rate_limit_text
@@ -42,8 +41,8 @@ from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
 from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
-from holdfast.targets.batching import open_batches
-from holdfast.targets.build import DEFAULT_CONCURRENCY, concurrency_of
+from holdfast.targets.build import DEFAULT_CONCURRENCY, concurrency_of, usable_cores
+from holdfast.targets.types import open_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
     from holdfast.report.live_exports import LiveExporter
-    from holdfast.targets.batching import BatchHub
-    from holdfast.targets.types import Target
+    from holdfast.targets.types import BatchHub, Target
 
 _ELSEWHERE: Final = {
     "hooks": "holdfast.engine.hooks:Hooks",

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from holdfast.report.pairwise import Choice
     from holdfast.spec.eval import Eval
     from holdfast.store.rundir import RunDir
-    from holdfast.targets.batching import BatchHub
-    from holdfast.targets.types import Turn
+    from holdfast.targets.types import BatchHub, Turn
 
 PAIRWISE: Final = {"made_by": "holdfast compare --judge"}
 """metadata in the manifest of such a run, which only this module can resume"""

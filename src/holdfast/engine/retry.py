@@ -17,7 +17,7 @@ from msgspec import UNSET
 from holdfast.engine.brake import Halted
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
-from holdfast.targets.batching import ASKER
+from holdfast.targets.types import ASKER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator

@@ -20,8 +20,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest, digest_bytes
-from holdfast.conversation.script import Script
-from holdfast.conversation.turns import Conversation
+from holdfast.conversation.turns import Conversation, Script
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.brake import Halted
 from holdfast.engine.calls import RecordedCalls
@@ -42,8 +41,8 @@ from holdfast.targets.types import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from holdfast.conversation.script import Prompts
     from holdfast.conversation.simulated_user import Decision
+    from holdfast.conversation.turns import Prompts
     from holdfast.data.messages import Attachment
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks

@@ -1,7 +1,8 @@
 """Graders: one module per kind, or per family of kinds, each with the schema of its block.
 
 `types`        Case, Verdict, and the base classes of graders
-`build`        the graders of an eval: their places, identities and construction, and guards around plug-ins
+`build`        the graders of an eval: their places, identities and construction
+`guard`        the grader of a plug-in, which is not trusted
 `expected`     expected values of a row, as graders compare them and feedback shows them
 `text`         exact, text, extract
 `choice`       choice

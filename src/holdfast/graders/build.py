@@ -1,30 +1,30 @@
-"""The graders of an eval: their places, their identities, and how they are built."""
+"""The graders of an eval: their places, their identities, how they are built, and how slow checks are completed."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, Fault
-from holdfast.functions import user_error
-from holdfast.functions.loading import module_source
-from holdfast.graders.types import Grader, InstantGrader, SetVerdict, Verdict, WaitingGrader, check_score
+from holdfast.errors import AttemptError
+from holdfast.graders.types import InstantGrader, Verdict, WaitingGrader
 from holdfast.spec.eval import Origin, named_inputs, with_named_inputs
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.load_graders import GRADERS
+from holdfast.spec.plugins import load_reference
+from holdfast.spec.regex import ANSWERS, Slow
 from holdfast.spec.template import RENDER_ERRORS, expression, normal_expression, normal_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from holdfast.graders.types import Case
+    from holdfast.graders.pool import Pool
+    from holdfast.graders.types import Grader
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval
     from holdfast.spec.grader_schema import Combine, GraderBlock
+    from holdfast.spec.regex import Request
 
 
 class GraderPlace(msgspec.Struct, frozen=True):
@@ -91,7 +91,10 @@ def grader_identity(place: GraderPlace, spec: Eval) -> dict[str, Any]:
     if kind.revision:
         identity = {**identity, "revision": kind.revision}
     if not GRADERS.is_builtin(place.block.type):
-        identity = {**identity, "source": module_source(kind.__module__, spec.folder)}
+        identity = {
+            **identity,
+            "source": load_reference("holdfast.functions.loading:module_source")(kind.__module__, spec.folder),
+        }
     runs_code = place.block.runs_code or not GRADERS.is_builtin(place.block.type)
     return with_named_inputs(identity, named_inputs(spec, place.block.name, runs_code=runs_code))
 
@@ -130,89 +133,36 @@ def _build(block: GraderBlock, origin: Origin) -> InstantGrader | WaitingGrader:
     grader = cast("InstantGrader | WaitingGrader", kind(block, origin))
     if GRADERS.is_builtin(block.type):
         return grader
-    return GuardedInstant(grader, origin) if hasattr(grader, "check") else GuardedWaiting(grader, origin)
+    guarded: InstantGrader | WaitingGrader = load_reference("holdfast.graders.guard:guarded")(grader, origin)
+    return guarded
 
 
-class _Guarded(Grader):
-    """A grader of a plug-in: whatever it returns or raises, the run goes on."""
+class SlowChecks:
+    """Checks whose patterns and comparisons could take forever: processes of a pool do their slow work."""
 
-    def __init__(self, grader: Any, origin: Origin) -> None:
-        super().__init__(grader.block, origin)
-        self._grader = grader
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        """opened by the first check with slow work"""
 
-    async def __aenter__(self) -> Self:
-        await self._grader.__aenter__()
-        self.looks_at_all = self._grader.looks_at_all
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        await self._grader.__aexit__(*details)
-
-
-class GuardedInstant(_Guarded, InstantGrader):
-    """Guards a grader that answers at once."""
-
-    def check(self, case: Case) -> Verdict:
-        """Return the grader's verdict after checking it."""
-        with _own_errors():
-            returned = self._grader.check(case)
-        return _check(returned, self._grader)
-
-
-class GuardedWaiting(_Guarded, WaitingGrader):
-    """Guards a grader that waits."""
-
-    async def judge(self, case: Case) -> Verdict:
-        """Return the grader's verdict after checking it."""
-        with _own_errors():
-            returned = await self._grader.judge(case)
-        return _check(returned, self._grader)
-
-    async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
-        """Return the grader's verdicts after checking that there is one for each output."""
-        with _own_errors():
-            returned = await self._grader.judge_all(cases)
-        if not isinstance(returned, SetVerdict) or len(returned.verdicts) != len(cases):
-            raise _wrong(f"did not return a holdfast.SetVerdict with {len(cases)} verdicts", self._grader)
-        _check_json(returned.score, self._grader)
-        _check_json(returned.details, self._grader)
-        return replace(returned, verdicts=[self._check_one(verdict) for verdict in returned.verdicts])
-
-    def _check_one(self, verdict: Any) -> Verdict | AttemptError:
+    async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """Call a check again and again, each time with one more answer from the pool, until it returns."""
+        answers: dict[Request, Any] = {}
+        before = ANSWERS.set(answers)
         try:
-            return verdict if isinstance(verdict, AttemptError) else _check(verdict, self._grader)
-        except AttemptError as error:
-            return error
+            while True:
+                try:
+                    return await check()
+                except Slow as slow:
+                    answers[slow.request] = await self._open_pool().do(slow.request)
+        finally:
+            ANSWERS.reset(before)
 
+    async def close(self) -> None:
+        """Stop the processes."""
+        if self._pool is not None:
+            await self._pool.close()
 
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Turn the plug-in's exceptions into error grades that name the line that raised them."""
-    try:
-        yield
-    except (AttemptError, Fault):
-        raise
-    except Exception as error:
-        raise user_error("grader", error, retry=False) from error
-
-
-def _check(returned: Any, grader: Grader) -> Verdict:
-    if not isinstance(returned, Verdict):
-        raise _wrong(f"returned {type(returned).__name__}, not a holdfast.Verdict", grader)
-    verdict = replace(returned, score=check_score(returned.score))
-    threshold = grader.threshold(grader.block) if grader.block.threshold is None else grader.block.threshold
-    if verdict.score is not None and verdict.passed is None and threshold is None:
-        raise _wrong("has no threshold, and its verdict does not set `passed`", grader)
-    _check_json(verdict, grader)
-    return verdict
-
-
-def _check_json(value: Any, grader: Grader) -> None:
-    try:
-        msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _wrong(f"returned a value that cannot be serialized as JSON: {error}", grader) from error
-
-
-def _wrong(message: str, grader: Grader) -> AttemptError:
-    return AttemptError("grader", f"the grader {grader.block.type!r} {message}", retry=False)
+    def _open_pool(self) -> Pool:
+        if self._pool is None:
+            self._pool = load_reference("holdfast.graders.pool:Pool")()
+        return self._pool

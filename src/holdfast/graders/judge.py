@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
-from holdfast.dialects.stops import describe_partial
+from holdfast.dialects.types import describe_partial
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.expected import render_text
 from holdfast.graders.replies import SHARE, Unreadable, boundary, read_checks, read_score
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Document, Location
     from holdfast.spec.eval import Origin
     from holdfast.store.records import Usage
-    from holdfast.targets.batching import BatchHub
-    from holdfast.targets.types import Message, Reply
+    from holdfast.targets.types import BatchHub, Message, Reply
 
 _FORM = '{"reason": "<one or two sentences>", "score": <a number from LOWEST to HIGHEST>}'
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import model_validator
 
-from holdfast.conversation.script import evaluate_continuations
+from holdfast.conversation.turns import evaluate_continuations
 from holdfast.errors import AttemptError
 from holdfast.graders.expected import one_of
 from holdfast.graders.types import InstantGrader, Verdict

@@ -12,15 +12,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.containment.cores import usable_cores
 from holdfast.errors import AttemptError
-from holdfast.spec.regex import ANSWERS, Slow
+from holdfast.targets.build import usable_cores
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Awaitable, Callable
 
-    from holdfast.graders.types import Verdict
     from holdfast.spec.regex import Request
 
 _LONGEST_ANSWER: Final = 1 << 20
@@ -71,6 +68,17 @@ class Pool:
             self._idle.append(process)
             return answer
 
+    async def do(self, request: Request) -> Any:
+        """Return the answer to a request, or raise AttemptError if it takes too long."""
+        kind = type(request)
+        question = {"request": f"{kind.__module__}:{kind.__name__}", "values": request._asdict()}
+        try:
+            return (await self.ask(question, request.seconds))["answer"]
+        except NoAnswer as error:
+            if error.late:
+                raise AttemptError("timeout", request.too_slow, retry=False) from None
+            raise AttemptError("grader", f"{kind.__name__}: {error}", retry=False) from error
+
     async def close(self) -> None:
         """Stop all idle processes; cancelling a question stops its process."""
         while self._idle:
@@ -108,37 +116,3 @@ async def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()
-
-
-class SlowChecks:
-    """Checks whose patterns and comparisons could take forever: a pool does their slow work."""
-
-    def __init__(self) -> None:
-        self._pool = Pool()
-
-    async def complete(self, check: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """Call a check again and again, each time with one more answer from the pool, until it returns."""
-        answers: dict[Request, Any] = {}
-        before = ANSWERS.set(answers)
-        try:
-            while True:
-                try:
-                    return await check()
-                except Slow as slow:
-                    answers[slow.request] = await self._ask(slow.request)
-        finally:
-            ANSWERS.reset(before)
-
-    async def close(self) -> None:
-        """Stop the processes."""
-        await self._pool.close()
-
-    async def _ask(self, request: Request) -> Any:
-        kind = type(request)
-        question = {"request": f"{kind.__module__}:{kind.__name__}", "values": request._asdict()}
-        try:
-            return (await self._pool.ask(question, request.seconds))["answer"]
-        except NoAnswer as error:
-            if error.late:
-                raise AttemptError("timeout", request.too_slow, retry=False) from None
-            raise AttemptError("grader", f"{kind.__name__}: {error}", retry=False) from error

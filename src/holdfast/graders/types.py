@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import GraderBlock
     from holdfast.store.blobs import Blobs
     from holdfast.store.records import Output, Usage
-    from holdfast.targets.batching import BatchHub
+    from holdfast.targets.types import BatchHub
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.http.events import NOT_JSON, decode
-from holdfast.http.response import TooLong
+from holdfast.http.response import NOT_JSON, TooLong, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

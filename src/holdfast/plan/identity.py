@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.canonical import digest, digest_bytes
-from holdfast.conversation.script import Script
+from holdfast.conversation.turns import Script
 from holdfast.data.checks import misspelled_fields
 from holdfast.data.dataset import Dataset
 from holdfast.data.panels import name_graders
@@ -22,6 +22,7 @@ from holdfast.plan.keys import run_id, work_digest
 from holdfast.plan.plan import Slot, Work
 from holdfast.spec.eval import TARGET, fields_of_grader, fields_of_target
 from holdfast.spec.fingerprint import SESSION_FILE, noting_files, take_unknown
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import without_secrets
 from holdfast.spec.template import normal_expression
 from holdfast.spec.trial_limits import limits_identity
@@ -157,9 +158,8 @@ def _relative_files(code: Mapping[str, set[Path]], spec: Eval) -> dict[str, froz
 def _row_check(spec: Eval) -> RowCheck | None:
     if spec.continuations is None:
         return None
-    from holdfast.graders.likelihood import row_check  # which few evals need
-
-    return row_check(spec)
+    check: RowCheck | None = load_reference("holdfast.graders.likelihood:row_check")(spec)
+    return check
 
 
 def new_manifest(identity: RunIdentity, *, fresh: bool = False) -> Manifest:

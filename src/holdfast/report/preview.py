@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.conversation.script import Script
+from holdfast.conversation.turns import Script
 from holdfast.display.format import dollars
 from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.build import grader_places
-from holdfast.graders.likelihood import expected_positions
 from holdfast.http.urls import bare_url
 from holdfast.plan.changes import format_count
 from holdfast.plan.identity import installed_code
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
 from holdfast.store.rundir import RunDir
-from holdfast.targets.batching import most_requests
 from holdfast.targets.build import concurrency_of
 from holdfast.targets.prices import Prices
+from holdfast.targets.types import most_requests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from holdfast.conversation.script import Prompts
+    from holdfast.conversation.turns import Prompts
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.spec.eval import Eval
@@ -295,7 +295,9 @@ def preview(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Preview:
         rendered.append(prompts)
         if sample is first:
             messages = [*prompts.opening, *({"role": "user", "content": content} for content in prompts.contents)]
-            continuations, expected = prompts.continuations, expected_positions(spec, sample)
+            continuations = prompts.continuations
+            if continuations:
+                expected = load_reference("holdfast.graders.likelihood:expected_positions")(spec, sample)
     return Preview(
         first.id,
         first.where,

@@ -20,7 +20,7 @@ from holdfast.report.preview import preview
 from holdfast.report.stats import wilson
 from holdfast.spec.eval import TASK_FIELD
 from holdfast.spec.redact import without_secrets
-from holdfast.targets.batching import batch_lines
+from holdfast.targets.types import batch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec import Struct, UnsetType
 
-from holdfast.conversation.script import Prompts
 from holdfast.conversation.simulated_user import Decision
-from holdfast.conversation.turns import Conversation
+from holdfast.conversation.turns import Conversation, Prompts
 from holdfast.data.dataset import Sample
 from holdfast.data.panels import Panel
 from holdfast.errors import AttemptError

@@ -1,12 +1,11 @@
 """Targets: one module per kind.
 
-`types`     Turn, Reply, and the base class of targets
-`build`     the target of an eval: its identity, its construction, and its concurrency
+`types`     Turn, Reply, the base class of targets, and the interface to batches
+`build`     the target of an eval: its identity, its construction, and its concurrency; cores of this process
 `model`     a model with an API
 `access`    how requests are authenticated, and hints about refusals
 `likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
 `tokenizer` token ids, from the server or from a file
-`batching`  the interface to batches
 `embedded`  the small model that comes with the `local` extra, and its server
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow with an HTTP interface

@@ -1,10 +1,12 @@
-"""The target of an eval: its identity, its construction, and how many requests to it are in flight."""
+"""The target of an eval: its identity, its construction, how many requests are in flight, and the cores for them."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
 from holdfast.http.urls import is_public
 from holdfast.spec.eval import TARGET, Origin, code_sees_row, named_inputs, with_named_inputs
 from holdfast.spec.plugins import load_reference
@@ -22,6 +24,8 @@ DEFAULT_CONCURRENCY: Final = 64
 _LIKELIHOODS: Final = 16
 """log-probabilities of a prompt take a server much memory"""
 _AGENTS: Final = 8
+EMBEDDED_SLOTS: Final = 4
+"""requests that the embedded model's server works on at once"""
 
 
 def build_target(spec: Eval) -> Target:
@@ -89,3 +93,46 @@ def agents_at_once() -> int:
 
 def _origin(spec: Eval) -> Origin:
     return Origin(spec, ("target",))
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Return the number of cores this process may use, at least 0.01: a control group may allow only a fraction."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0.01, min([affinity, *_quotas(root)]))
+
+
+def _quotas(root: Path) -> list[float]:
+    """Return the quotas, in cores, of this process's control group and its parents, from both versions of cgroups."""
+    quotas: list[float] = []
+    mount = root / "sys/fs/cgroup"
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                quotas += [_v2(group) for group in _upwards(mount, path)]
+            elif "cpu" in controllers.split(","):
+                places = (mount / controllers, mount / "cpu")
+                quotas += [_v1(group) for place in places for group in _upwards(place, path)]
+    return [quota for quota in quotas if quota > 0]
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """Return a group and its parents. Inside a container only the mount itself may exist."""
+    group = mount / path.strip("/")
+    return [place for place in (group, *group.parents) if place == mount or mount in place.parents]
+
+
+def _v2(group: Path) -> float:
+    """Read the quota of a group from `cpu.max`, such as `150000 100000` or `max 100000`; 0 without a quota."""
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    return 0.0
+
+
+def _v1(group: Path) -> float:
+    """Read the quota of a group from `cpu.cfs_quota_us`, which is -1 without a quota."""
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
+        return int(quota) / int(period)
+    return 0.0

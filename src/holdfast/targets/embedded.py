@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.containment.cores import EMBEDDED_SLOTS, usable_cores
 from holdfast.errors import ConfigError, Fault, Problem, UsageError
+from holdfast.targets.build import EMBEDDED_SLOTS, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.dialects.chat import is_first
 from holdfast.errors import AttemptError, UsageError
 from holdfast.http.client import Client
-from holdfast.http.events import mend
+from holdfast.http.response import mend
 from holdfast.spec.plugins import BUILT_IN, load_reference
 from holdfast.spec.redact import VARIABLE, fill_variables, shown_url
 from holdfast.spec.target_schema import HttpTarget

@@ -16,15 +16,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 from holdfast.errors import AttemptError, Fault
-from holdfast.http.balancer import client_of
+from holdfast.http.client import client_of
 from holdfast.targets.access import eval_hints
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AsyncExitStack
 
-    from holdfast.http.balancer import Balancer
-    from holdfast.http.client import Client
+    from holdfast.http.client import Balancer, Client
 
 _LOGPROBS: Final = "Let the server return log-probabilities; for vLLM, start it with --max-logprobs 1 or more."
 _PAUSES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -14,12 +14,10 @@ from msgspec.structs import replace
 
 from holdfast.dialects import dialect_at
 from holdfast.dialects.reading import split_thoughts
-from holdfast.dialects.stops import UNKNOWN, is_known
-from holdfast.dialects.types import ModelRequest
+from holdfast.dialects.types import UNKNOWN, ModelRequest, is_known
 from holdfast.errors import AttemptError, ConfigError, Fault, Problem
-from holdfast.http.balancer import client_of
-from holdfast.http.client import Client
-from holdfast.http.events import mend
+from holdfast.http.client import Client, client_of
+from holdfast.http.response import mend
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of, provider_of, suggest_prefix
@@ -28,21 +26,19 @@ from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import normal_expression
 from holdfast.targets.access import eval_hints, headers_of, signer_of
-from holdfast.targets.batching import batch_problem
 from holdfast.targets.prices import Prices
-from holdfast.targets.types import Reply, Target
+from holdfast.targets.types import Reply, Target, batch_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
-    from holdfast.http.balancer import Balancer
+    from holdfast.http.client import Balancer
     from holdfast.spec.eval import Origin
     from holdfast.spec.eval_schema import ResponderBlock
     from holdfast.spec.grader_schema import PromptGrader
-    from holdfast.targets.batching import BatchedClient, BatchHub
     from holdfast.targets.tools import Toolbox
-    from holdfast.targets.types import Calls, Message, Turn
+    from holdfast.targets.types import BatchedClient, BatchHub, Calls, Message, Turn
 
     Ask = Callable[[list[Message]], Awaitable[Reply]]
 

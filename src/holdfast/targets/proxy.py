@@ -22,7 +22,7 @@ from msgspec import UnsetType
 from holdfast.dialects import dialect_of
 from holdfast.dialects.types import STOPPED_EARLY
 from holdfast.errors import AttemptError, Fault
-from holdfast.http.balancer import client_of
+from holdfast.http.client import client_of
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.redact import Secrets
 from holdfast.store.records import ProxiedResponse, Usage
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.dialects.types import StreamReader
-    from holdfast.http.balancer import Balancer
-    from holdfast.http.client import Client
+    from holdfast.http.client import Balancer, Client
     from holdfast.spec.eval_schema import Price
     from holdfast.spec.schema import Api
     from holdfast.spec.target_schema import TargetBlock

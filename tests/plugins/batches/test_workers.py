@@ -25,7 +25,7 @@ from holdfast.plugins.batches.ledger import (
 from holdfast.spec.providers import endpoint_of
 from holdfast.spec.target_schema import BatchBlock
 from holdfast.store.rundir import RunDir
-from holdfast.targets.batching import ASKER
+from holdfast.targets.types import ASKER
 from tests.support.batches import BatchServer, batch_server
 from tests.support.running import wait_for
 

@@ -1,6 +1,6 @@
 """Batches: requests that a provider answers in bulk, hours later, while no process of ours may run.
 
-The core knows only `targets/batching.py`, which loads the rest by name when a run needs it.
+The core knows only `targets/types.py`, which loads the rest by name when a run needs it.
 
 `ledger`      the steps of each batch, on disk before the next step is taken, and the results
 `providers`   the APIs of batches: OpenAI's, Together's, Anthropic's, and files for models without a server

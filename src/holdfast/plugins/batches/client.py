@@ -17,7 +17,7 @@ from holdfast import AttemptError
 from holdfast.errors import Fault
 from holdfast.plugins.batches.providers import FILES, FileBatches, batch_api_of
 from holdfast.spec.redact import shown_url
-from holdfast.targets.batching import ASKER
+from holdfast.targets.types import ASKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.lines import LineRef
-    from holdfast.targets.batching import Asker
+    from holdfast.targets.types import Asker
 
 
 AGAIN: Final = object()

@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast import AttemptError
 from holdfast.errors import Fault
-from holdfast.http.events import parse
+from holdfast.http.response import parse
 from holdfast.plugins.batches.ledger import result_lines
 from holdfast.spec.schema import is_embedded
 from holdfast.store.files import advice_for, make_directory, replacing, sync_directory
