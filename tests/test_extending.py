@@ -183,6 +183,18 @@ class TestAgents:
         assert output["output"].endswith(output["key"])
         assert run.metrics.usage.requests == 1 and (run.path / "steps.jsonl").exists()
 
+    def test_recorded_calls_of_a_target_are_not_made_again_after_a_kill(self, site: Path, tmp_path: Path) -> None:
+        rows = [{"id": "a", "q": "fire"}]
+        path = write_spec(tmp_path, **{**ECHO, "target": {"type": "waiter"}, "samples": rows, "graders": []})
+        for code in (-9, 0):
+            run_command("eval", path, cwd=tmp_path, env={"PYTHONPATH": str(site)}, check=code)
+        model, cut_off, again = (tmp_path / "calls.txt").read_text().split()
+        assert (model, cut_off) == ("model", again)
+        (run,) = (tmp_path / "runs" / "e").iterdir()
+        (output,) = [json.loads(line) for line in (run / "outputs.jsonl").read_text().splitlines()]
+        assert output["output"] == f"fire for table 4: eight minutes in e/{run.name}"
+        assert output["usage"]["requests"] == 1
+
     def test_a_limit_of_an_agent_is_scored_if_the_eval_says_so(self, evaluate: Any, cook: Any) -> None:
         rows = [{"id": "a", "q": "soup"}, {"id": "b", "q": "late"}]
         run = evaluate(target=cook, samples=rows, graders=[], limits={"on_limit": "score"})
@@ -425,7 +437,7 @@ def test_the_documentation_shows_the_package_that_is_tested_here() -> None:
         exec(compile(code, "docs/extending.md", "exec", dont_inherit=True), names)
     for module in ("graders", "targets", "executors"):
         text = (SOURCE / "src" / "holdfast_kitchen" / f"{module}.py").read_text()
-        for name in re.findall(r"^class (Politeness\w*|Echo\w*|Cook\w*|NiceExecutor)", text, re.MULTILINE):
+        for name in re.findall(r"^class (Politeness\w*|Echo\w*|Waiter\w*|Cook\w*|NiceExecutor)", text, re.MULTILINE):
             assert names[name].__mro__[1].__name__ in text
     points = page[page.index("[project.entry-points") : page.index("Holdfast imports a plug-in only")]
     metadata = (SOURCE / "pyproject.toml").read_text()

@@ -21,7 +21,7 @@ from holdfast.engine.replay import Unrepeatable
 from holdfast.errors import AttemptError, Fault
 from holdfast.store.records import NO_USAGE, CallIntent, ToolCall, ToolResponse, Usage
 from holdfast.targets.trace import Trace, as_listed
-from holdfast.targets.types import PROCESS, PastCall, ToolFailure
+from holdfast.targets.types import PROCESS, PastCall, Reply, ToolFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.spec.trial_limits import LimitName
     from holdfast.store.blobs import Files
     from holdfast.store.records import OnCutOff
-    from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy, Reply
+    from holdfast.targets.types import Closing, FindHome, Reading, ReplayPolicy
 
 _INSIDE_CALL: ContextVar[bool] = ContextVar("inside_call", default=False)
 """True inside a recorded call, such as a tool that asks a model"""
@@ -213,26 +213,32 @@ class RecordedCalls:
             self._end_if_held()
 
     async def model(self, request: Any, live: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
-        """Return a model's answer."""
+        """Return a model's answer. Without `reading`, it is a `Reply`, which is on record as JSON."""
         key = self._next_key("model", request if reading is None or reading.identity is UNSET else reading.identity)
         self._trace.request(reading.messages if reading else request["messages"])
         read_usage = reading.usage if reading else _usage
 
         async def ask() -> tuple[Any, Usage]:
             answer = await live()
-            return answer, read_usage(answer)
+            response = answer if reading else msgspec.to_builtins(answer)
+            return response, read_usage(response)
 
         # A tool in flight may ask through the proxy, which cannot see that the request is inside a call: waiting to be
         # admitted would be a deadlock.
         inside = reading is not None and self._in_flight > len(self._asked)
         response = await self._call(key, ask, admitted=inside)
-        self._trace.response(key, key[2], reading.answers(response) if reading else response["messages"] or ())
+        if reading is None:
+            answer: Any = msgspec.convert(response, Reply)
+            self._trace.response(key, key[2], answer.messages or [{"role": "assistant", "content": answer.text}])
+        else:
+            answer = response
+            self._trace.response(key, key[2], reading.answers(response))
         used = read_usage(response)
         self.usage = used if self.usage is None else self.usage + used
         self._tokens += used.tokens or 0
         self._cost += used.cost or 0.0
         self._replay.usage_counted = True
-        return response
+        return answer
 
     async def tool(
         self,

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.dialects import dialect_at
@@ -238,11 +237,12 @@ class Model(Target):
         """Return the model's answer to a conversation, from the trial's record if possible."""
 
         async def ask(sent: list[Message]) -> Reply:
-            async def live() -> Any:
-                return msgspec.to_builtins(await self._ask_once(self.request(sent, more, self._schema, load)))
+            async def live() -> Reply:
+                return await self._ask_once(self.request(sent, more, self._schema, load))
 
             request = {"model": self.endpoint.model, **self.block.params, **more, "messages": sent}
-            return msgspec.convert(await calls.model(request, live), Reply)
+            reply: Reply = await calls.model(request, live)
+            return reply
 
         return await self._until_ended(messages, ask)
 

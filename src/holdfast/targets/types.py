@@ -107,9 +107,9 @@ class Calls(Protocol):
     """what the target has answered so far: the answer, if a limit ends the attempt"""
 
     async def model(self, request: Any, ask: Callable[[], Awaitable[Any]], reading: Reading | None = None) -> Any:
-        """Return a model's answer, as JSON; `ask` gets it if it is not on record.
+        """Return a model's `Reply` to a request with `messages`; `ask` gets it if it is not on record.
 
-        Default: the request has `messages`, and the answer is a `Reply`.
+        With `reading`, request and answer are JSON in any form.
         """
         ...
 
