@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tests.support.providers import Asked, Say, serving
+from tests.support.providers import Asked, Say
+from tests.support.serving import read_body, send, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ class Hostile:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        data = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        data = read_body(handler)
         mark = re.search(rb"(attack|sound):([\w,-]*\w)", data)
         kind, name = ("sound", "") if mark is None else (mark[1].decode(), mark[2].decode())
         self.asked.append(f"{kind}:{name}")
@@ -149,14 +150,9 @@ def _sound(handler: BaseHTTPRequestHandler, asked: Asked, text: str) -> None:
             (f"event: {name}\n" if name else "") + f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n"
             for name, value in events
         ]
-        data = "".join(parts).encode()
+        send(handler, 200, "".join(parts).encode(), kind="text/event-stream")
     else:
-        data = json.dumps(whole).encode()
-    handler.send_response(200)
-    handler.send_header("Content-Type", "text/event-stream" if streams else "application/json")
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
+        send(handler, 200, whole)
 
 
 def _api_of(path: str) -> str:
@@ -173,7 +169,8 @@ def _api_of(path: str) -> str:
 def hostile() -> Iterator[Hostile]:
     """Run the server."""
     running = Hostile()
-    with serving(running.answer) as running.url:
+    with serving(running.answer) as address:
+        running.url = f"{address}/v1"
         try:
             yield running
         finally:
@@ -186,12 +183,9 @@ def redirecting(location: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
     asked: list[dict[str, str]] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        read_body(handler)
         asked.append({name.lower(): value for name, value in handler.headers.items()})
-        handler.send_response(307)
-        handler.send_header("Location", location)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
+        send(handler, 307, b"", {"Location": location})
 
-    with serving(answer) as url:
-        yield url, asked
+    with serving(answer) as address:
+        yield f"{address}/v1", asked

@@ -26,8 +26,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.providers import Asked, Refused, Say, serving
+from tests.support.providers import Asked, Refused, Say
 from tests.support.providers.chat import WIRE
+from tests.support.serving import read_body, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ class BatchServer:
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        data = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        data = read_body(handler)
         if handler.headers.get("Transfer-Encoding") == "chunked":
             data = _read_chunks(handler)
         asked = urlsplit(handler.path)
@@ -381,7 +382,8 @@ def batch_server(
 ) -> Iterator[BatchServer]:
     """Run a provider of batches."""
     running = kind(api, answer)
-    with serving(running.take) as running.url:
+    with serving(running.take) as address:
+        running.url = f"{address}/v1"
         yield running
 
 

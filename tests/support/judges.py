@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+
+from tests.support.serving import read_body, send, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from http.server import BaseHTTPRequestHandler
 
 
 class Judges:
@@ -32,40 +33,20 @@ class Refuse(Exception):
 def judges(answer: Callable[[dict[str, Any]], str | dict[str, Any]]) -> Iterator[Judges]:
     """Serve what `answer` returns for a request's body: a text, or a whole choice."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    served = Judges("")
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            served.bodies.append(body)
-            status = 200
-            try:
-                reply_of_judge = answer(body)
-                choice = {"message": {"role": "assistant", "content": reply_of_judge}, "finish_reason": "stop"}
-                reply: Any = {"choices": [choice if isinstance(reply_of_judge, str) else reply_of_judge], "usage": {}}
-                reply["usage"] = {"prompt_tokens": 10, "completion_tokens": 5}
-            except Refuse as refusal:
-                status, reply = refusal.status, {"error": {"message": str(refusal)}}
-            data = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None:
-            pass  # a client that was killed
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        served = Judges(f"http://127.0.0.1:{server.server_address[1]}/v1")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(read_body(handler))
+        served.bodies.append(body)
         try:
-            yield served
-        finally:
-            server.shutdown()
-            thread.join()
+            said = answer(body)
+        except Refuse as refusal:
+            send(handler, refusal.status, {"error": {"message": str(refusal)}})
+            return
+        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        choices = [choice if isinstance(said, str) else said]
+        send(handler, 200, {"choices": choices, "usage": {"prompt_tokens": 10, "completion_tokens": 5}})
+
+    with serving(reply) as address:
+        served.base_url = f"{address}/v1"
+        yield served

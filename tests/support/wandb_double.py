@@ -10,14 +10,15 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-import threading
 import zlib
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+
+from tests.support.serving import read_body, send, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from http.server import BaseHTTPRequestHandler
     from pathlib import Path
 
 _HEAD, _BLOCK = 7, 32_768
@@ -78,53 +79,28 @@ def wandb_double() -> Iterator[Double]:
     """One on a port of its own."""
     double = Double()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        body, path = read_body(handler), handler.path
+        if handler.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer: dict[str, Any] = {}
+        if handler.command == "PUT":
+            double.files[path.removeprefix("/upload/")] = body
+        elif path == "/graphql":
+            asked = json.loads(body)
+            words = asked["query"].replace("(", " ").replace("{", " ").split()
+            operation = asked.get("operationName") or words[1]
+            variables = asked.get("variables") or {}
+            double.queries.append((operation, variables))
+            answer = {"data": double.answer(operation, variables)}
+        elif handler.command == "POST":
+            answer = {"exitcode": None, "limits": {}}
+            if path.endswith("/file_stream"):
+                double.streams.append((path, json.loads(body)))
+        send(handler, 200, answer)
 
-        def _body(self) -> bytes:
-            data = self.rfile.read(int(self.headers.get("content-length") or 0))
-            return gzip.decompress(data) if self.headers.get("content-encoding") == "gzip" else data
-
-        def _reply(self, answer: dict[str, Any]) -> None:
-            data = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def do_GET(self) -> None:
-            self._reply({})
-
-        def do_PUT(self) -> None:
-            double.files[self.path.removeprefix("/upload/")] = self._body()
-            self._reply({})
-
-        def do_POST(self) -> None:
-            body = self._body()
-            if self.path == "/graphql":
-                asked = json.loads(body)
-                words = asked["query"].replace("(", " ").replace("{", " ").split()
-                operation = asked.get("operationName") or words[1]
-                variables = asked.get("variables") or {}
-                double.queries.append((operation, variables))
-                self._reply({"data": double.answer(operation, variables)})
-                return
-            if self.path.endswith("/file_stream"):
-                double.streams.append((self.path, json.loads(body)))
-            self._reply({"exitcode": None, "limits": {}})
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    double.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(reply) as double.url:
         yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class OfflineRun:

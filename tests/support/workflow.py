@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Literal
+
+from tests.support.serving import read_body, send, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from http.server import BaseHTTPRequestHandler
 
 
 @dataclass
@@ -48,53 +49,36 @@ class Workflow:
 def workflow(answer: Callable[[Asked], Any]) -> Iterator[Workflow]:
     """Serve until the end of the block; `answer` returns an Answer, or a value to be sent as JSON."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    running = Workflow("")
 
-        def do_POST(self) -> None:  # the library's name
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            request = Asked(self.path, {key.lower(): value for key, value in self.headers.items()}, body)
-            running.asked.append(request)
-            value = answer(request)
-            sent = value if isinstance(value, Answer) else Answer(value)
-            if sent.stream is not None:
-                self.send_stream(sent.stream, sent.framing)
-                return
-            if sent.events is not None:
-                kind, data = "text/event-stream", "".join(f"{line}\n" for line in sent.events).encode()
-            else:
-                kind, data = "application/json", sent.raw if sent.raw is not None else json.dumps(sent.body).encode()
-            self.send_response(sent.status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(read_body(handler))
+        request = Asked(handler.path, {key.lower(): value for key, value in handler.headers.items()}, body)
+        running.asked.append(request)
+        value = answer(request)
+        sent = value if isinstance(value, Answer) else Answer(value)
+        if sent.stream is not None:
+            _send_stream(handler, sent.stream, sent.framing)
+        elif sent.events is not None:
+            data = "".join(f"{line}\n" for line in sent.events).encode()
+            send(handler, sent.status, data, kind="text/event-stream")
+        else:
+            send(handler, sent.status, sent.body if sent.raw is None else sent.raw)
 
-        def send_stream(self, data: bytes, framing: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-            if framing == "close":
-                self.send_header("Connection", "close")
-                self.end_headers()
-                self.wfile.write(data)
-                return
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
-            self.wfile.write(b"" if framing == "cut" else b"0\r\n\r\n")
-            self.close_connection = framing == "cut"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
-    running = Workflow(f"http://127.0.0.1:{httpd.server_port}")
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(reply) as running.url:
         yield running
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
+
+
+def _send_stream(handler: BaseHTTPRequestHandler, data: bytes, framing: str) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
+    if framing == "close":
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.wfile.write(data)
+        return
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+    handler.wfile.write(b"" if framing == "cut" else b"0\r\n\r\n")
+    handler.close_connection = framing == "cut"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -17,10 +14,13 @@ from tests.support.providers import Asked, Say
 from tests.support.providers.chat import WIRE as CHAT
 from tests.support.providers.messages import WIRE as MESSAGES
 from tests.support.running import run_dir
+from tests.support.serving import read_body, send, serving
 from tests.support.specs import command, load, write_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from http.server import BaseHTTPRequestHandler
     from pathlib import Path
 
     from tests.support.providers import Wire
@@ -35,39 +35,16 @@ class Request:
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self.path = handler.path
         self.headers = {name.lower(): value for name, value in handler.headers.items()}
-        self.data = handler.rfile.read(int(self.headers.get("content-length") or 0))
+        self.data = read_body(handler)
 
     @property
     def body(self) -> Any:
         return json.loads(self.data)
 
 
-@contextmanager
-def serving(answer: Callable[[Request], tuple[int, Any]]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            status, body = answer(Request(self))
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def asking(answer: Callable[[Request], tuple[int, Any]]) -> AbstractContextManager[str]:
+    """Serve what a function returns for each request: a status and a body."""
+    return serving(lambda handler: send(handler, *answer(Request(handler))))
 
 
 def reply(wire: Wire, request: Request) -> Any:
@@ -124,7 +101,7 @@ def test_bedrock_verifies_the_signature_of_claudes_requests(
         asked.append(request)
         return 200, reply(MESSAGES, request)
 
-    with serving(answer) as url:
+    with asking(answer) as url:
         session = {"AWS_SESSION_TOKEN": token} if token else {}
         evaluate(f"bedrock/{model}", {**BEDROCK, **session, "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": url})
     assert len(asked) == len(kept(run_dir(tmp_path))) == 2
@@ -145,7 +122,7 @@ def test_other_models_of_bedrock_are_asked_by_chat(evaluate: Any, key: str | Non
             return 403, {"message": "refused"}
         return 200, reply(CHAT, request)
 
-    with serving(answer) as url:
+    with asking(answer) as url:
         bearer = {"AWS_BEARER_TOKEN_BEDROCK": key} if key else {}
         evaluate("bedrock/openai.gpt-oss-20b-1:0", {**BEDROCK, **bearer, "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": url})
 
@@ -159,7 +136,7 @@ def test_a_missing_package_of_aws_is_named_and_a_key_needs_none(evaluate: Any, m
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     done = evaluate(f"bedrock/{CLAUDE}", BEDROCK, code=2)
     assert "botocore" in done.err and 'pip install "holdfast-evals[aws]"' in done.err
-    with serving(lambda request: (200, reply(MESSAGES, request))) as url:
+    with asking(lambda request: (200, reply(MESSAGES, request))) as url:
         evaluate(
             f"bedrock/{CLAUDE}",
             {**BEDROCK, "AWS_BEARER_TOKEN_BEDROCK": "key-1234567", "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": url},
@@ -233,7 +210,7 @@ class TestVertex:
             asked.append(request)
             return 200, reply(MESSAGES, request)
 
-        with serving(answer) as url:
+        with asking(answer) as url:
             environ = {
                 "GOOGLE_APPLICATION_CREDENTIALS": write(f"{url}/token"),
                 "GOOGLE_CLOUD_PROJECT": "p-1",
@@ -264,7 +241,7 @@ def test_azure_is_sent_the_key_in_its_own_header(evaluate: Any) -> None:
         assert (request.path, request.body["model"]) == ("/openai/v1/chat/completions", "my-gpt")
         return 200, reply(CHAT, request)
 
-    with serving(answer) as url:
+    with asking(answer) as url:
         evaluate("azure/my-gpt", {"AZURE_OPENAI_ENDPOINT": url, "AZURE_OPENAI_API_KEY": "key-of-azure"})
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.running import holdfast, server, wait_for, write_eval
+from tests.support.serving import send, serving
 from tests.support.showcase import agent_run
 from tests.support.viewing import Viewer, browser, opened, viewer
 
@@ -311,20 +310,8 @@ def serious_violations(axe: Any, page: Page) -> list[Any]:
 def elsewhere(html: str) -> Iterator[str]:
     """Serve a page of another site: to a browser, `localhost` and `127.0.0.1` are two."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(html.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as site:
-        Thread(target=site.serve_forever, daemon=True).start()
-        yield f"http://localhost:{site.server_port}/"
-        site.shutdown()
+    with serving(lambda handler: send(handler, 200, html.encode(), kind="text/html")) as address:
+        yield address.replace("127.0.0.1", "localhost") + "/"
 
 
 def test_another_site_gets_nothing_but_its_links_can_be_followed(browser: Browser, shown: Viewer) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.support.serving import read_body, send, serving
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from http.server import BaseHTTPRequestHandler
 
     from holdfast.spec.schema import Api
 
@@ -147,44 +149,33 @@ class Provider:
             return self._script[min(self._moves, len(self._script)) - 1]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        data = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        data = read_body(handler)
         headers = {name.lower(): value for name, value in handler.headers.items()}
         asked = Asked(handler.path, headers, json.loads(data) if data else None)
         move = self.move(asked)
         streams = isinstance(asked.body, dict) and self._wire.streams(asked)
         match move:
             case Refuse(status, message, more):
-                _send(handler, status, self._wire.error(status, message), more)
+                send(handler, status, self._wire.error(status, message), more)
             case Raw(list() as events):
                 _stream(handler, [(event.get("type"), event) for event in events])
             case Raw(reply):
-                _send(handler, 200, reply)
+                send(handler, 200, reply)
             case Say() if streams:
                 _stream(handler, self._wire.events(move, asked))
             case Say():
-                _send(handler, 200, self._wire.whole(move, asked))
+                send(handler, 200, self._wire.whole(move, asked))
             case FailMidStream(text, message) if streams:
                 begun = _first_half(self._wire.events(Say(text), asked))
                 _stream(handler, [*begun, self._wire.error_event(message)])
             case FailMidStream(_, message):
-                _send(handler, 500, self._wire.error(500, message))
+                send(handler, 500, self._wire.error(500, message))
             case Cut(text):
                 _stream(handler, _first_half(self._wire.events(Say(text), asked)))
 
 
 def _first_half(events: list[tuple[str | None, Any]]) -> list[tuple[str | None, Any]]:
     return events[: len(events) // 2]
-
-
-def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(data)))
-    for name, value in (headers or {}).items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    handler.wfile.write(data)
 
 
 def _stream(handler: BaseHTTPRequestHandler, events: list[tuple[str | None, Any]]) -> None:
@@ -205,38 +196,11 @@ def words(text: str) -> list[str]:
 
 
 @contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Run a server on loopback that answers GET and POST with a function; yield its base URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            with suppress(BrokenPipeError, ConnectionResetError):  # the client was killed
-                answer(self)
-
-        do_GET = do_POST  # noqa: N815 - the name that the base class looks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextmanager
 def provider(api: Api, script: Sequence[Move] | Callable[[Asked], Move]) -> Iterator[Provider]:
     """Run a scripted server. The last move is repeated; a function is asked for each request's move."""
     running = Provider(import_module(f"tests.support.providers.{api}").WIRE, script)
-    with serving(running.answer) as running.url:
+    with serving(running.answer) as address:
+        running.url = f"{address}/v1"
         yield running
 
 
