@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 GREEDY = {"temperature": 0.0, "top_p": 1e-05}
 NEMO = {"temperature": 1e-07, "top_p": 0.9999999}
 BENCHMARKS = {
-    "openbookqa": ("openbookqa", None, None),
-    "hellaswag": ("hellaswag", 10, None),
     "winogrande": ("winogrande", 5, None),
     "lm-eval/arc_challenge": ("arc_challenge", 25, None),
     "gsm8k": ("gsm8k", None, NEMO),
     "mmlu_logits": ("mmlu", 5, None),
     "adlr_mmlu": ("mmlu_str", 5, GREEDY),
-    "adlr_arc_challenge_llama_25_shot": ("adlr_arc_challenge_llama", 25, None),
-    "adlr_winogrande_5_shot": ("winogrande", 5, None),
 }
-"""names of ours, and lm-eval's task, examples and parameters for each"""
+"""names of ours, one of each form of request and of groups, and lm-eval's task, examples and parameters for each"""
 LIMIT = 2
 """documents of each subtask that are evaluated"""
 
