@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import re
 from collections import Counter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.conversation.simulated_user import Malformed, read_decision
-from holdfast.engine.calls import RecordedCalls
-from holdfast.engine.replay import Replay
-from holdfast.store.records import Usage
-from holdfast.targets.types import Reading, Reply
-from tests.support.breaking import assert_same_numbers, journal_files, kept
+from holdfast.targets.types import Reply
+from tests.support.breaking import kept
 from tests.support.judges import judges
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, server, start, wait_for
@@ -376,76 +370,6 @@ def test_lists_and_objects_are_not_sent_as_python_literals(
 
 # Going on in the middle
 
-TURNS = 20
-
-
-def long_talk(folder: Path, provider: Server, **limits: Any) -> Lab:
-    """Three conversations of twenty turns; each call has a prompt of its own, `a turn 7`."""
-    rows = [{"id": name, "expected": f"{name} turn {TURNS}"} for name in "abc"]
-    spec = {
-        "prompt": "{{ id }} turn 1",
-        "follow_ups": ["{{ id }} turn " + str(turn) for turn in range(2, TURNS + 1)],
-        "checkpoints": [
-            {"after_turn": 7, "on_failure": "stop", "graders": [{"type": "text", "contains": ["turn 7"]}]},
-            {"after_turn": 14, "graders": [{"type": "text", "not_contains": ["b"]}]},
-        ],
-        "limits": {"concurrency": 3, **limits},
-    }
-    return Lab(folder, provider, rows=rows, spec=spec)
-
-
-def safe_calls(folder: Path) -> set[str]:
-    """The prompts whose replies have a whole line in steps.jsonl: a killed process may leave half of one."""
-    calls = set()
-    for run in folder.glob("runs/e/*/"):
-        for path in journal_files(run, "steps"):
-            text = path.read_text()
-            for line in text[: text.rfind("\n") + 1].splitlines():
-                step = json.loads(line)
-                calls.add(f"{step['sample']} turn {step['turn']}")
-    return calls
-
-
-@pytest.mark.faults
-def test_conversations_killed_nine_times_continue_with_the_first_unanswered_call(
-    tmp_path: Path, provider: Server
-) -> None:
-    calm = long_talk(tmp_path / "calm", provider).eval().run
-    provider.reset()
-    provider.control(latency=0.03)
-    lab = long_talk(tmp_path / "killed", provider)
-    lab.write()
-    chance = random.Random(4)
-    repeatable = killed_at_work = 0
-    try:
-        for _ in range(9):
-            safe, before = safe_calls(lab.folder), provider.stats()["asked"]
-            process = start("eval", lab.eval_file.name, cwd=lab.folder)
-            goal = sum(before.values()) + chance.randrange(1, 7)
-            wait_for(lambda p=process, n=goal: provider.requests >= n or p.poll() is not None, "requests of this life")
-            process.kill()
-            process.communicate()
-            asked = {prompt for prompt, count in provider.stats()["asked"].items() if count > before.get(prompt, 0)}
-            assert not asked & safe, "what was on disk was asked again"
-            lost = asked - safe_calls(lab.folder)
-            assert len(lost) <= 3
-            repeatable += len(lost)
-            killed_at_work += process.returncode < 0 and bool(asked)
-        done = lab.do("eval", lab.eval_file.name)
-        stats = provider.stats()
-    finally:
-        provider.control(latency=0)
-
-    assert killed_at_work >= 6, "most lives must end in the middle for this to prove anything"
-    assert set(stats["asked"]) == {f"{name} turn {turn}" for name in "abc" for turn in range(1, TURNS + 1)}
-    assert stats["requests"] == 3 * TURNS + repeatable
-    assert_same_numbers(done.run, calm)
-    assert contents_of(done.run) == contents_of(calm)
-    steps = Counter((step["sample"], step["turn"]) for step in kept(done.run, "steps"))
-    assert steps == {(name, turn): 1 for name in "abc" for turn in range(1, TURNS + 1)}
-    grades = Counter((grade["sample"], grade["turn"]) for grade in kept(done.run, "grades"))
-    assert grades == {(name, turn): 1 for name in "abc" for turn in (7, 14, None)}
-
 
 def dying_agent(lab: Lab, turn: int) -> None:
     """An agent that says in which life it speaks, and takes the whole process with it once, before its reply."""
@@ -514,58 +438,6 @@ def test_a_conversation_given_up_halfway_continues_with_the_next_command(lab: La
     assert second.run == first.run and second.asked == 1
     assert contents_of(second.run) == {"a": echoed("1", "2", "3")}
     assert kept(second.run)[0]["attempt"] == 2
-
-
-class Notes:
-    """Stands in for the keeper when the record of a single conversation is examined."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-    async def step(self, record: Any) -> None:
-        self.kept.append(record)
-
-
-def make_calls(requests: list[str], earlier: list[Any], life: str) -> tuple[list[str], list[Any], list[str]]:
-    """Replies to calls in a row, what was recorded anew, and what the user was told."""
-    job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
-    notes, notices = Notes(), []
-    replay = Replay(job, notes, earlier, notices.append)  # type: ignore[arg-type]
-
-    async def call_all() -> list[str]:
-        async def live(request: str) -> str:
-            return f"{life} {request}"
-
-        attempt = await RecordedCalls.begin(replay, 1)
-        return [
-            await attempt.model(request, lambda r=request: live(r), Reading(usage=lambda _: Usage()))
-            for request in requests
-        ]
-
-    return asyncio.run(call_all()), notes.kept, notices
-
-
-def test_equal_calls_are_distinguished_by_their_number() -> None:
-    _, earlier, _ = make_calls(["x", "x"], [], "first")
-    assert [step.nth for step in earlier] == [1, 2]
-    replies, new, notices = make_calls(["x", "x", "x"], earlier, "second")
-    assert replies == ["first x", "first x", "second x"]
-    assert [step.nth for step in new] == [3] and notices == []
-
-
-def test_calls_in_another_order_are_answered_from_the_record() -> None:
-    _, earlier, _ = make_calls(["x", "y"], [], "first")
-    replies, new, notices = make_calls(["y", "x"], earlier, "second")
-    assert (replies, new, notices) == (["first y", "first x"], [], [])
-
-
-def test_a_conversation_that_diverges_is_reported_and_continues_live() -> None:
-    _, earlier, _ = make_calls(["x", "y", "z"], [], "first")
-    replies, new, notices = make_calls(["x", "other", "y", "z"], earlier, "second")
-    assert replies == ["first x", "second other", "second y", "second z"]
-    assert len(new) == 3
-    (notice,) = notices
-    assert notice.startswith("s #1: ") and "2 recorded calls are dropped" in notice
 
 
 # Budgets

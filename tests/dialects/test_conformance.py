@@ -237,13 +237,6 @@ def test_json_by_a_schema(api: Api, stream: bool, tmp_path: Path) -> None:
 
 
 @apis
-def test_a_parameter_that_a_model_refuses_ends_the_run_with_the_line_to_write(api: Api) -> None:
-    ran = run(api, [Refuse(400, "Unsupported parameter: 'temperature' is not supported with this model.")])
-    assert "hint: Remove `temperature` from target.params: this model does not take it." in (ran.run.reason or "")
-    assert ran.run.exit_code == 3 and len(ran.server.asked) == 1
-
-
-@apis
 def test_a_parameter_that_an_api_does_not_have_ends_the_run_with_the_line_to_write(api: Api) -> None:
     ran = run(api, [Say("yes")], target={"params": {"mirostat": 2}})
     assert "Remove `mirostat` from target.params: this API does not have it." in (ran.run.reason or "")

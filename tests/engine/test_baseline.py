@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.report.stats import paired_difference
 from tests.support.lab import Lab, rows
 from tests.support.lazy import LazyModule
 from tests.support.running import Server, lines, metrics, module_server, server
@@ -173,25 +171,3 @@ def test_an_invalid_baseline_is_reported_before_anything_runs(lab: Lab, baseline
     lab.spec["baseline"] = baseline
     done = lab.eval(check=2)
     assert "baseline" in done.err and not lab.runs.exists()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_paired_difference_equals_numpys(seed: int) -> None:
-    chance = random.Random(seed)
-    names = [f"s{number}" for number in range(chance.randrange(2, 40))]
-    sides = [{name: [chance.random() for _ in range(chance.randrange(1, 4))] for name in names} for _ in range(2)]
-    sides[0]["only here"] = [1.0]
-    sides[1]["never graded"] = []
-    difference = paired_difference(*sides)
-    gaps = numpy.array([numpy.mean(sides[0][name]) - numpy.mean(sides[1][name]) for name in names])
-    low, high = stats.t.interval(0.95, len(gaps) - 1, gaps.mean(), stats.sem(gaps))
-    assert difference is not None and difference.samples == len(names)
-    assert (difference.mean, difference.low, difference.high) == pytest.approx((gaps.mean(), low, high))
-
-
-def test_no_interval_without_spread_or_common_samples() -> None:
-    assert paired_difference({"a": [1.0]}, {"b": [1.0]}) is None
-    alone = paired_difference({"a": [1.0]}, {"a": [0.0]})
-    assert alone is not None and (alone.mean, alone.low, alone.high) == (1.0, None, None)
-    same = paired_difference({"a": [1.0], "b": [1.0]}, {"a": [0.5], "b": [0.5]})
-    assert same is not None and (same.mean, same.low) == (0.5, None)

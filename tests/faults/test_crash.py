@@ -25,7 +25,7 @@ from tests.support.breaking import (
     place_of,
     whole_outputs,
 )
-from tests.support.running import Server, holdfast, lines, run_dir, start, wait_for, write_eval
+from tests.support.running import Server, holdfast, run_dir, start, wait_for, write_eval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,18 +170,6 @@ def test_a_kill_before_a_file_gets_its_name_leaves_no_half_file(
     assert_same_numbers(run, calm)
 
 
-def test_a_finished_run_makes_no_request(tmp_path: Path, provider: Server) -> None:
-    eval_file = write_eval(tmp_path, provider.base_url)
-    holdfast("eval", eval_file, cwd=tmp_path)
-    files = {path: path.read_bytes() for path in run_dir(tmp_path).rglob("*") if path.is_file()}
-    provider.reset()
-
-    again = holdfast("eval", eval_file, cwd=tmp_path)
-    assert "already finished" in again.stdout
-    assert provider.requests == 0
-    assert {path: path.read_bytes() for path in run_dir(tmp_path).rglob("*") if path.is_file()} == files
-
-
 def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, provider: Server) -> None:
     eval_file = write_eval(tmp_path, provider.base_url)
     holdfast("eval", eval_file, cwd=tmp_path)
@@ -198,38 +186,6 @@ def test_fresh_archives_the_earlier_run_and_starts_from_scratch(tmp_path: Path, 
             first = archived[0]
     assert {path.name: path.read_bytes() for path in first.rglob("*") if path.is_file()} == files
     assert_same_numbers(run, first)
-
-
-def test_graders_that_were_skipped_grade_later_without_asking_the_target(tmp_path: Path, provider: Server) -> None:
-    calm = uninterrupted(tmp_path / "calm", provider)
-    eval_file = write_eval(tmp_path, provider.base_url)
-    holdfast("eval", eval_file, "--skip-graders", cwd=tmp_path)
-    run = run_dir(tmp_path)
-    assert len(kept(run)) == 20 and kept(run, "grades") == []
-    assert not (run / "metrics.json").exists()
-
-    holdfast("eval", eval_file, cwd=tmp_path)
-    assert provider.requests == 20
-    assert_each_once(run, 20)
-    assert_same_numbers(run, calm)
-
-
-def test_a_command_target_dies_with_a_killed_run(tmp_path: Path) -> None:
-    eval_file = write_eval(tmp_path, "", rows=3, target={"command": ["sleep", "1000"]})
-    process = start("eval", eval_file, cwd=tmp_path)
-    sleepers = wait_for(
-        lambda: (
-            (sleeping := [one for one in leftovers(tmp_path) if one.name() == "sleep"])
-            and len(sleeping) == 3
-            and sleeping
-        ),
-        "three commands",
-    )
-    process.kill()
-    process.communicate()
-    assert not psutil.wait_procs(sleepers, timeout=300)[1]
-    wait_for(lambda: not leftovers(tmp_path), "all processes to be gone")
-    assert lines(run_dir(tmp_path) / "errors.jsonl") == []
 
 
 @pytest.mark.skipif(

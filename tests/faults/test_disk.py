@@ -442,41 +442,6 @@ def test_repair_reports_errors_of_the_disk(unreported: tuple[Path, Path], tmp_pa
     assert "Repair the disk first" in refused.stderr
 
 
-GARBAGE = {
-    "empty": b"",
-    "one newline": b"\n",
-    "random bytes": random.Random(2).randbytes(5000),
-    "JSON of somebody else": b'{"a": 1}\n[1, 2]\nnull\n{"key": "k", "sum": "0123456789abcdef"}\n',
-    "a page of zeros": bytes(4096),
-}
-
-
-@pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_in_a_journal_counts_as_not_done(
-    what: str, unreported: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
-) -> None:
-    eval_file, run = unreported
-    for name in ("outputs", "grades", "errors"):
-        (run / f"{name}.jsonl").write_bytes(GARBAGE[what])
-    holdfast("eval", eval_file, cwd=tmp_path)
-    assert provider.requests == ROWS
-    assert_each_once(run, ROWS)
-    assert_same_numbers(run, calm)
-
-
-def test_zeros_after_the_last_line_cost_nothing(
-    unreported: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
-) -> None:
-    """Some file systems leave zeros after a power cut."""
-    eval_file, run = unreported
-    for name in ("outputs", "grades"):
-        with (run / f"{name}.jsonl").open("ab") as file:
-            file.write(bytes(3000))
-    holdfast("eval", eval_file, cwd=tmp_path)
-    assert provider.requests == 0
-    assert_same_numbers(run, calm)
-
-
 @pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b"[]", b'{"schemaVersion": "1.0"}'])
 def test_a_manifest_that_is_garbage_is_refused_and_can_be_repaired(
     content: bytes, unreported: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
@@ -492,28 +457,6 @@ def test_a_manifest_that_is_garbage_is_refused_and_can_be_repaired(
     assert (run / "manifest.json").read_bytes() == content
     assert "manifest.json" in holdfast("repair", run, cwd=tmp_path).stdout
     assert (run / "set-aside" / "manifest.json").read_bytes() == content
-    holdfast("eval", eval_file, cwd=tmp_path)
-    assert provider.requests == 0
-    assert_same_numbers(run, calm)
-
-
-def test_a_finished_run_whose_manifest_was_garbage_is_whole_again_after_repair_and_eval(
-    finished: tuple[Path, Path], tmp_path: Path, provider: Server
-) -> None:
-    eval_file, run = finished
-    before = (run / "manifest.json").read_bytes()
-    (run / "manifest.json").write_text("{")
-    assert "removed metrics.json" in holdfast("repair", run, cwd=tmp_path).stdout
-    holdfast("eval", eval_file, cwd=tmp_path)
-    assert json.loads((run / "manifest.json").read_bytes())["id"] == json.loads(before)["id"]
-    assert (run / "metrics.json").exists() and provider.requests == 0
-
-
-def test_a_damaged_metrics_file_is_built_again_from_the_journals(
-    finished: tuple[Path, Path], tmp_path: Path, provider: Server, calm: Path
-) -> None:
-    eval_file, run = finished
-    (run / "metrics.json").write_bytes(b'{"schemaVersion": "1.0", "met')
     holdfast("eval", eval_file, cwd=tmp_path)
     assert provider.requests == 0
     assert_same_numbers(run, calm)

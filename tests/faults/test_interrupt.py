@@ -411,19 +411,6 @@ def test_signals_end_a_busy_worker_at_once(tmp_path: Path) -> None:
     assert crew.returncode == 3, "it has not finished, and nobody told the run to stop"
 
 
-def test_the_next_command_takes_over_from_one_that_exited_at_once(tmp_path: Path) -> None:
-    eval_file = python_eval(tmp_path, STUBBORN)
-    process = start("eval", eval_file, cwd=tmp_path)
-    wait_for(lambda: started(tmp_path), "the function to be called")
-    abandon(process, signal.SIGTERM, tmp_path)
-    ends(process, signal.SIGTERM)
-    run = run_dir(tmp_path)
-    again = start("eval", eval_file, cwd=tmp_path)
-    wait_for(lambda: (run / "run.log").read_text().count("begin") == 2, "the run to be taken over")
-    again.kill()  # what it would do with signals is the other tests' matter
-    again.communicate()
-
-
 @pytest.mark.parametrize("by", ["Ctrl-C", "SIGTERM"])
 def test_a_signal_while_waiting_for_another_process_prints_how_to_resume(
     by: str, tmp_path: Path, provider: Server

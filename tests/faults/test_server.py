@@ -71,13 +71,6 @@ def test_a_server_that_fails_in_every_way_is_asked_until_it_answers(
     assert_same_numbers(run, calm)
 
 
-def test_a_rate_limit_without_retry_after_is_waited_out_too(tmp_path: Path, provider: Server) -> None:
-    provider.control(fail={"429": 1.0}, fail_first=1, retry_after=-1)
-    holdfast("eval", write_eval(tmp_path, provider.base_url, rows=3), cwd=tmp_path)
-    assert provider.stats()["outcomes"] == {"429": 3, "ok": 3}
-    assert metrics(run_dir(tmp_path))["coverage"] == 1
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back-off as long in steps as ever, and a thousand times as short."""
@@ -332,19 +325,6 @@ def test_a_server_that_rejects_everything_is_not_asked_for_all_of_it(tmp_path: P
     assert "Fix the target or its parameters" in stopped.stdout
     assert 20 <= provider.requests <= 20 + CONCURRENCY
     assert {(error["kind"], error["status"]) for error in kept(run_dir(tmp_path), "errors")} == {("bad_request", 400)}
-
-
-def test_a_rejected_sample_does_not_stop_the_others(tmp_path: Path, provider: Server) -> None:
-    eval_file = write_eval(
-        tmp_path,
-        provider.base_url,
-        rows=10,
-        prompt="{{ 'nothing'[question[9:]|int - 100] if id == 's3' else question }}",
-    )
-    holdfast("eval", eval_file, cwd=tmp_path, check=3)
-    run = run_dir(tmp_path)
-    assert {output["sample"] for output in kept(run)} == {f"s{number}" for number in range(10)} - {"s3"}
-    assert {error["sample"] for error in kept(run, "errors")} == {"s3"}
 
 
 def test_a_judge_that_is_down_costs_no_outputs_and_grades_later(tmp_path: Path, provider: Server, nobody: str) -> None:

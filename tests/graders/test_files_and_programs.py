@@ -29,7 +29,7 @@ from holdfast.graders import sandbox
 from holdfast.graders.build import build_graders
 from holdfast.graders.sandbox import Isolation, isolation
 from holdfast.store.index import RunIndex
-from tests.support.running import HOLDFAST, ROOT, environment, holdfast, lines, start, wait_for
+from tests.support.running import ROOT, holdfast, lines, start, wait_for
 from tests.support.specs import grade, identities, load, write_spec
 
 FILES = {"src/a.py": "print('hello')\n", "README": "read me\n"}
@@ -402,33 +402,6 @@ class TestNamespaces:
             process.kill()
         assert verdict.feedback == message and remaining == []
 
-    @pytest.mark.faults
-    @needs_processes
-    def test_a_daemon_ends_when_holdfast_is_killed(self, tmp_path: Path) -> None:
-        name = str(uuid.uuid4())
-        path = write_spec(
-            tmp_path,
-            samples=[{"id": "a"}],
-            prompt="hello",
-            target={"command": ["echo", "hello"]},
-            graders=[daemon(name, "open('up', 'w').close()", "signal.pause()", timeout=3600)],
-        )
-        with subprocess.Popen(
-            [*HOLDFAST, "eval", str(path)],
-            cwd=tmp_path,
-            env=environment(TMPDIR=str(tmp_path)),
-            stdout=subprocess.DEVNULL,
-        ) as running:
-            wait_for(lambda: list(tmp_path.glob("holdfast-grade-*/workspace/up")), "the daemon")
-            processes = _processes(name)
-            running.send_signal(signal.SIGKILL)
-        assert len(processes) == 2, "the program and the daemon"
-        try:
-            wait_for(lambda: not _processes(name), "the end of the daemon")
-        finally:
-            for process in _processes(name):
-                process.kill()
-
     @needs_processes
     def test_the_folder_is_removed_although_daemons_write_until_the_timeout(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -484,11 +457,6 @@ class TestNamespaces:
     def test_signals_to_the_process_group_reach_only_the_program(self, tmp_path: Path) -> None:
         verdict = verdict_of(tmp_path, shell("trap 'echo here' TERM; kill -TERM 0; exit 4"))
         assert (verdict.feedback, verdict.details["exit_code"]) == ("here", 4)
-
-    def test_proc_shows_only_the_programs_processes(self, tmp_path: Path) -> None:
-        _needs("unshare", "-Ur", "--fork", "--pid", "--mount-proc", "true")
-        verdict = verdict_of(tmp_path, shell("echo /proc/[0-9]*; cat /proc/$$/comm; true"))
-        assert verdict.feedback == "/proc/1 /proc/2\nbash"
 
     def test_another_user_keeps_the_uid_and_is_confined_too(self, tmp_path: Path) -> None:
         become = ["unshare", "-U", "--map-user=1234", "--map-group=1235"]

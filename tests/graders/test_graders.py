@@ -16,7 +16,7 @@ from holdfast.graders.build import build_graders, threshold
 from holdfast.graders.choice import Choice, ChoiceGrader
 from holdfast.graders.python import as_verdict
 from tests.support.running import lines, server
-from tests.support.specs import ROWS, grade, load
+from tests.support.specs import grade, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -599,30 +599,6 @@ class TestPython:
             assert not (isinstance(value, int | float) and 0 <= value <= 1)
         else:
             assert isinstance(value, int | float) and verdict.score == value and 0 <= verdict.score <= 1
-
-    def test_a_grader_that_raises_is_an_error_only_of_itself(self, checks: Any) -> None:
-        run = holdfast.evaluate(
-            name="e",
-            samples=ROWS,
-            prompt="{{ question }}",
-            target={"command": ["echo", "2"]},
-            graders=[
-                {"type": "exact"},
-                *(
-                    {"type": "python", "name": n, "function": f"{checks}/checks.py:{n}"}
-                    for n in ("raises", "unkeepable")
-                ),
-            ],
-            runs_dir=checks / "runs",
-        )
-        assert not run.finished and run.exit_code == 3
-        records = {(entry["sample"], entry["grader"]): entry for entry in lines(run.path / "grades.jsonl")}
-        assert [records[key, "exact"]["status"] for key in "ab"] == ["passed", "failed"]
-        for name in ("raises", "unkeepable"):
-            assert [(records[key, name]["status"], records[key, name]["score"]) for key in "ab"] == [
-                ("error", None)
-            ] * 2
-        assert re.fullmatch(r"checks\.py:\d+: KeyError: 'lost'", records["a", "raises"]["feedback"])
 
 
 def test_a_bug_in_a_built_in_grader_stops_neither_the_run_nor_other_graders(

@@ -63,20 +63,6 @@ def text(name: Any, contains: Any, **more: Any) -> Any:
 
 
 class TestCoverage:
-    def test_an_error_of_the_target_is_pending_and_never_a_wrong_answer(self, evaluate: Any) -> None:
-        run = evaluate("a", "fail", graders=[text("t", "a")])
-        assert not run.finished and run.metrics is None and run.exit_code == 3
-        assert not (run.path / "metrics.json").exists()
-        accepted = evaluate("a", "fail", graders=[text("t", "a")], accept_errors=True)
-        assert accepted.finished and accepted.exit_code == 0
-        numbers = accepted.metrics
-        assert (numbers.total, numbers.outputs, numbers.graded, numbers.coverage) == (2, 1, 1, 0.5)
-        assert (numbers.score, numbers.graders["t"].n) == (1.0, 1)
-        assert [(e["status"], e["score"], e["output"]) for e in accepted.results()] == [
-            ("passed", 1.0, "a 1"),
-            ("error", None, None),
-        ]
-
     def test_an_error_of_a_grader_takes_its_trial_out_of_the_overall_score_alone(self, evaluate: Any) -> None:
         run = evaluate("a", "b", graders=["picky", text("t", "a")], accept_errors=True)
         numbers = run.metrics
@@ -105,15 +91,6 @@ class TestCoverage:
         run = evaluate("a", "b")
         assert run.finished and run.score is None
         assert (run.metrics.coverage, run.metrics.graders, run.metrics.overall) == (1, {}, None)
-
-    def test_errors_can_be_taken_up_again_after_they_were_accepted(self, evaluate: Any, tmp_path: Path) -> None:
-        keys: dict[str, Any] = {"graders": [text("t", "a")], "limits": {"retries": 0}}
-        evaluate("a", "fail", accept_errors=True, **keys)
-        untouched = evaluate("a", "fail", **keys)
-        assert untouched.finished and len(lines(untouched.path / "errors.jsonl")) == 1
-        retried = evaluate("a", "fail", retry_failed=True, **keys)
-        assert not retried.finished and len(lines(retried.path / "errors.jsonl")) == 2
-        assert not (retried.path / "metrics.json").exists()
 
 
 class TestScores:
@@ -160,41 +137,8 @@ class TestScores:
         assert last.pass_at == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1})
         assert last.interval == "wilson-clustered"
 
-    def test_results_are_in_the_datasets_order_whatever_finished_first(self, evaluate: Any) -> None:
-        prompts = [f"p{number}" for number in range(30)]
-        run = evaluate(*prompts, trials=2, graders=["half"])
-        assert [(entry["sample"], entry["trial"]) for entry in run.results()] == [
-            (f"s{number}", trial) for number in range(30) for trial in (1, 2)
-        ]
-        assert [entry["output"] for entry in run.results()][:3] == ["p0 1", "p0 2", "p1 1"]
-        assert {entry["grades"]["half"]["score"] for entry in run.results()} == {0.5}
-
 
 class TestTheFiles:
-    def test_the_same_run_twice_gives_the_same_bytes_but_for_times(self, evaluate: Any, tmp_path: Path) -> None:
-        keys: dict[str, Any] = {"graders": ["half", text("t", "a")], "trials": 2}
-        one = evaluate("a", "b", **keys)
-        first = {name: (one.path / name).read_bytes() for name in ("results.json", "metrics.json")}
-        other = evaluate("a", "b", fresh=True, limits={"concurrency": 1}, **keys)
-        assert other.path == one.path
-        assert (other.path / "results.json").read_bytes() == first["results.json"]
-        before, after = (
-            json.loads(text) for text in (first["metrics.json"], (other.path / "metrics.json").read_bytes())
-        )
-        assert list(before)[-1] == "timing"
-        assert {**before, "timing": 0} == {**after, "timing": 0}
-
-    def test_results_and_metrics_can_be_rebuilt_from_the_journals(self, evaluate: Any) -> None:
-        keys: dict[str, Any] = {"graders": ["half"]}
-        run = evaluate("a", "b", **keys)
-        before = metrics(run.path), (run.path / "results.json").read_bytes()
-        outputs = (run.path / "outputs.jsonl").read_bytes()
-        for name in ("metrics.json", "results.json"):
-            (run.path / name).unlink()
-        again = evaluate("a", "b", **keys)
-        assert (metrics(again.path), (again.path / "results.json").read_bytes()) == before
-        assert (run.path / "outputs.jsonl").read_bytes() == outputs
-
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"metrics": 5}'])
     def test_damaged_metrics_are_rebuilt(self, evaluate: Any, content: str) -> None:
         run = evaluate("a", graders=["half"])
@@ -310,13 +254,3 @@ class TestAfterTheFact:
         ):
             with pytest.raises(ConfigError, match=problem):
                 evaluate("a", gate={name: 0.5}, **keys)
-
-    def test_a_gate_is_checked_each_time(self, tmp_path: Path) -> None:
-        with server() as mock:
-            path = write_eval(tmp_path, mock.base_url, rows=4)
-            run_command("eval", path, cwd=tmp_path, check=0)
-            missed = run_command("eval", path, "gate.exact=0.75", cwd=tmp_path, check=1)
-            assert "gate not met: exact is 0.5 (minimum 0.75)" in missed.stdout
-            run_command("eval", path, "gate.score=0.5", cwd=tmp_path, check=0)
-            run_command("eval", path, "gate.passed=0.51", cwd=tmp_path, check=1)
-            assert mock.requests == 4

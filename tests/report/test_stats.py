@@ -74,20 +74,6 @@ def test_scores_that_are_no_proportion_get_students_interval(scores: Any) -> Non
     assert result.method == "t"
 
 
-@given(clusters)
-def test_the_standard_error_is_clustered_by_sample(scores: Any) -> None:
-    """The sandwich estimator for a mean: residuals are summed inside each cluster before they are squared."""
-    kept = [numpy.array(cluster) for cluster in scores if cluster]
-    assume(len(kept) > 1)
-    everything = numpy.concatenate(kept)
-    residuals = numpy.array([(cluster - everything.mean()).sum() for cluster in kept])
-    correction = len(kept) / (len(kept) - 1)
-    expected = math.sqrt(correction * (residuals**2).sum()) / len(everything)
-    result = estimate([sum(cluster) for cluster in scores], [len(cluster) for cluster in scores], proportion=False)
-    assert result.mean == pytest.approx(everything.mean())
-    assert result.stderr == pytest.approx(expected, abs=1e-9)
-
-
 def test_trials_that_all_agree_count_as_one_and_independent_ones_as_many() -> None:
     alike = estimate([5.0, 0.0] * 20, [5] * 40, proportion=True)
     once = estimate([1.0, 0.0] * 20, [1] * 40, proportion=True)

@@ -15,7 +15,6 @@ from holdfast.data.survey import make_survey
 from holdfast.errors import ConfigError, DataError, UsageError
 from holdfast.spec.document import parse_duration, read_document
 from holdfast.spec.load import apply_override, load_eval, parse_override
-from tests.support.running import holdfast
 from tests.support.specs import ROWS, command, load, who, write_rows, write_spec
 
 if TYPE_CHECKING:
@@ -595,51 +594,6 @@ class TestTheCommand:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert "holdfast init" in command(monkeypatch, capsys, tmp_path, "eval", "missing.yaml").err
-
-    @pytest.mark.parametrize(
-        "keys",
-        [
-            {"samples": None, "dataset": {"path": "none.jsonl"}},
-            {"samples": []},
-            {"prompt": "{{ nothing }}"},
-            {"target": {"python": "agent.py:reply"}},
-            {"target": {"python": "broken.py:reply"}},
-            {"target": {"python": "raises.py:reply"}},
-            {"target": {"python": "sound.py:nobody"}},
-            {"target": {"python": "sound.py:number"}},
-            {"target": {"python": "sound.py:greedy"}},
-            {"target": {"http": "http://127.0.0.1:1/x", "request": {}, "response": "a["}},
-            {"target": {"http": "http://127.0.0.1:1/x", "request": {}, "headers": {"A": "${NOT_SET_ANYWHERE}"}}},
-            {"graders": [{"type": "python", "function": "sound.py:greedy"}]},
-            {"graders": [{"type": "python", "function": "none.py:f"}]},
-            {"graders": [{"type": "json_schema", "schema": {"type": "nonsense"}}]},
-            {"graders": [{"type": "json_schema", "schema_file": "none.json"}]},
-            {"graders": [{"type": "json_schema", "schema_file": "../outside.json"}]},
-            {"limits": {"max_cost": 1}},
-        ],
-        ids=lambda keys: json.dumps(keys)[:70],
-    )
-    def test_every_mistake_is_reported_before_anything_is_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: Any
-    ) -> None:
-        (tmp_path / "outside.json").write_text("{}")
-        folder = tmp_path / "here"
-        folder.mkdir()
-        (folder / "broken.py").write_text("def reply(:\n")
-        (folder / "raises.py").write_text("raise RuntimeError('at import')\n")
-        (folder / "sound.py").write_text("number = 5\n\ndef greedy(more, prompt=None):\n    return ''\n")
-        write_spec(folder, **keys)
-        before = {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
-        ended = command(monkeypatch, capsys, folder, "eval", "eval.yaml")
-        assert ended.code == 2, ended
-        assert ended.err.startswith("error: ") and "Traceback" not in ended.err
-        assert {path for path in folder.rglob("*") if "__pycache__" not in path.parts} == before
-
-    def test_the_command_reports_a_mistake_with_its_line(self, tmp_path: Path) -> None:
-        (tmp_path / "wrong.yaml").write_bytes(BROKEN["wrong.yaml"])
-        done = holdfast("eval", "wrong.yaml", cwd=tmp_path, check=2)
-        assert "wrong.yaml:2: promt: unknown key (did you mean 'prompt'?)" in done.stderr
-        assert "Traceback" not in done.stderr and [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,8 @@ from holdfast.dialects.types import TokenCounts
 from holdfast.errors import ConfigError, UsageError
 from holdfast.spec.eval_schema import Price
 from holdfast.spec.providers import PROVIDERS
-from holdfast.store.records import Usage
 from holdfast.targets.prices import Prices
-from tests.support.breaking import leftovers
-from tests.support.running import environment, lines, server
+from tests.support.running import environment, lines
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
 from tests.support.workflow import Answer, workflow
@@ -87,32 +85,6 @@ class TestModel:
         assert {asked.path for asked in service.asked} == {"/completions"}
         assert outputs(run)["a"]["output"] == "S\n\none two" and outputs(run)["a"]["stop"] == "length"
 
-    def test_a_stream_is_put_together_and_its_first_token_noted(self, evaluate: Any) -> None:
-        with server() as mock:
-            run = evaluate({"model": "m", "base_url": mock.base_url, "stream": True})
-        kept = outputs(run)["a"]
-        assert kept["output"] == "one two " and kept["stop"] == "stop"
-        assert 0 <= kept["timing"]["first_token"] <= kept["timing"]["seconds"]
-        assert kept["usage"]["input_tokens"] == 2
-
-    @pytest.mark.parametrize(
-        "events",
-        [
-            ['data: {"choices": [{"delta": {"content": "hal"}}]}'],
-            ['data: {"choices": [{"delta": {"content": "hal"}}]}', "", "data: [DONE]"],
-            ["data: {not JSON", ""],
-            ['data: ["not", "an", "event"]', ""],
-            ['data: {"choices": [{"delta": {"content": "hal"}, "finish_reason": "error"}]}', "", "data: [DONE]"],
-            ['data: {"error": {"message": "x"}}', "", 'data: {"choices": [{"finish_reason": "stop"}]}', ""],
-        ],
-        ids=["cut", "no finish", "garbage", "not an event", "finished by an error", "error"],
-    )
-    def test_a_stream_that_does_not_end_well_is_no_answer(self, evaluate: Any, events: Any) -> None:
-        with workflow(lambda _: Answer(events=events)) as service:
-            run = evaluate({"model": "m", "base_url": service.url, "stream": True})
-        assert not run.finished and outputs(run) == {}
-        assert {kind for kind, _ in errors(run)} <= {"bad_reply", "server"}
-
     def test_tokens_cost_and_requests_are_counted(self, evaluate: Any) -> None:
         with workflow(lambda _: completion("x", usage={"prompt_tokens": 1000, "completion_tokens": 100})) as service:
             run = evaluate({"model": "gpt-4o-mini", "base_url": service.url})
@@ -129,15 +101,6 @@ class TestModel:
             assert outputs(own)["a"]["usage"]["cost"] == 1
             unknown = evaluate({**target, "model": "nobody-knows"}, name="unknown")
             assert unknown.metrics.usage.cost is None and unknown.metrics.usage.input_tokens == 20
-
-    @pytest.mark.parametrize(
-        "usage", [None, {}, [], "many", {"prompt_tokens": "5", "completion_tokens": 1.5}, {"prompt_tokens": None}]
-    )
-    def test_a_strange_usage_is_unknown_and_harms_nothing(self, evaluate: Any, usage: Any) -> None:
-        with workflow(lambda _: completion("x", usage=usage)) as service:
-            run = evaluate({"model": "gpt-4o", "base_url": service.url})
-        assert run.finished
-        assert run.metrics.usage == Usage(requests=2)
 
     @pytest.mark.parametrize(
         "reply",
@@ -456,22 +419,6 @@ class TestHttp:
             run = evaluate({"http": service.url, "request": {}, "response": "value"})
         assert outputs(run)["a"]["output"] == '{"b":[1,2]}'
 
-    def test_events_of_a_stream_are_picked_and_joined(self, evaluate: Any) -> None:
-        events = [
-            ": comment",
-            "event: x",
-            'data: {"value": "one"}',
-            "",
-            'data:{"other": 1}',
-            "",
-            'data: {"value": " two"}',
-            "",
-        ]
-        with workflow(lambda _: Answer(events=[*events, "data: [DONE]", "", "data: never read"])) as service:
-            run = evaluate({"http": service.url, "request": {}, "response": "value"})
-        assert outputs(run)["a"]["output"] == "one two"
-        assert outputs(run)["a"]["timing"]["first_token"] is not None
-
     @pytest.mark.parametrize(
         ("response", "reply", "words"),
         [
@@ -487,19 +434,6 @@ class TestHttp:
             run = evaluate({"http": service.url, "request": {}, "response": response})
         assert run.exit_code == 3 and outputs(run) == {}
         assert all(kind == "bad_reply" and words in message for kind, message in errors(run))
-
-    def test_headers_may_name_environment_variables(self, evaluate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WORKFLOW_TOKEN", "t0ken")
-        with workflow(lambda _: {"value": "x"}) as service:
-            evaluate(
-                {
-                    "http": service.url,
-                    "request": {},
-                    "response": "value",
-                    "headers": {"Authorization": "Bearer ${WORKFLOW_TOKEN}", "X-Plain": "p"},
-                }
-            )
-        assert {(a.headers["authorization"], a.headers["x-plain"]) for a in service.asked} == {("Bearer t0ken", "p")}
 
     def test_a_template_that_a_row_cannot_fill_fails_only_its_trial(self, evaluate: Any) -> None:
         samples = [{"id": "a", "q": "x", "n": 0}, {"id": "b", "q": "y", "n": 1}]
@@ -599,16 +533,6 @@ class TestCommand:
         assert list(outputs(run)) == ["b"]
         ((kind, _),) = errors(run)
         assert kind == "agent"
-
-    def test_processes_that_a_program_leaves_running_are_killed(self, tmp_path: Path, program: Any) -> None:
-        program(
-            "import subprocess\n"
-            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-            "print('started')"
-        )
-        run = self.run(tmp_path, {"command": ["./agent"]})
-        assert {entry["output"] for entry in outputs(run).values()} == {"started"}
-        assert leftovers(tmp_path) == []
 
 
 SECRET = "sk-very-secret-0123456789abcdef"

@@ -22,10 +22,13 @@ from tests.support.breaking import kept
 from tests.support.lab import Lab
 from tests.support.running import ROOT, Server, lines, module_server
 from tests.support.specs import command, write_spec
+from tests.support.workflow import workflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.workflow import Asked
 
 CONTEXT = ToolContext({"id": "a"}, 1, 2, None, "c")
 
@@ -214,15 +217,6 @@ def test_a_model_calls_tools_until_it_answers(lab: Lab) -> None:
     assert output["usage"]["requests"] == 3 and output["usage"]["cost"] > 0
 
 
-def test_a_streaming_model_calls_tools_too(lab: Lab) -> None:
-    use(lab, "def tool(word: str):\n    return word.upper()\n", stream=True)
-    done = lab.eval()
-    (output,) = kept(done.run)
-    assert results(done.run) == ["TEA 0", "TEA 1"] and output["output"].strip() == "tea: TEA 0; TEA 1"
-    assert output["messages"][1]["content"] is None
-    assert output["usage"]["requests"] == 3 and output["timing"]["first_token"] is not None
-
-
 def test_a_tools_exception_is_reported_to_the_model_with_its_line(lab: Lab) -> None:
     use(lab, "def tool(word: str):\n    raise KeyError(word)\n")
     done = lab.eval()
@@ -309,8 +303,6 @@ def test_max_steps_ends_a_turn_and_says_so(lab: Lab, provider: Server) -> None:
 
 
 def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_path: Path) -> None:
-    from aiohttp import web
-
     calls = [
         {"id": "1", "function": {"name": "double", "arguments": '{"number": 4}'}},
         {"id": "2", "function": {"name": "halve", "arguments": "{}"}},
@@ -322,40 +314,22 @@ def test_several_calls_in_one_message_unknown_tools_and_broken_arguments(tmp_pat
     offered: list[Any] = []
     sent: list[Any] = []
 
-    async def complete(request: web.Request) -> web.Response:
-        body = await request.json()
-        offered.append(body["tools"])
-        sent.append(body["messages"])
+    def complete(request: Asked) -> Any:
+        offered.append(request.body["tools"])
+        sent.append(request.body["messages"])
         content: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
-        if body["messages"][-1]["role"] == "tool":
+        if sent[-1][-1]["role"] == "tool":
             content = {"role": "assistant", "content": "done"}
-        return web.json_response({"choices": [{"message": content, "finish_reason": "stop"}]})
+        return {"choices": [{"message": content, "finish_reason": "stop"}]}
 
-    async def run() -> list[dict[str, Any]]:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", complete)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        (tmp_path / "tools.py").write_text("def double(number: int):\n    return 2 * number\n")
-        path = write_spec(
-            tmp_path,
-            samples=[{"id": "a", "question": "?", "expected": "done"}],
-            target={
-                "model": "m",
-                "base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1",
-                "tools": [{"python": "tools.py:double"}],
-            },
-        )
-        try:
-            done = await asyncio.to_thread(evaluate, path, runs_dir=tmp_path / "runs")
-        finally:
-            await runner.cleanup()
-        (output,) = kept(done.path)
-        assert "calls" not in output, "the messages hold them all"
-        return output["messages"]
-
-    messages = asyncio.run(run())
+    (tmp_path / "tools.py").write_text("def double(number: int):\n    return 2 * number\n")
+    with workflow(complete) as service:
+        target = {"model": "m", "base_url": f"{service.url}/v1", "tools": [{"python": "tools.py:double"}]}
+        path = write_spec(tmp_path, samples=[{"id": "a", "question": "?", "expected": "done"}], target=target)
+        done = evaluate(path, runs_dir=tmp_path / "runs")
+    (output,) = kept(done.path)
+    assert "calls" not in output, "the messages hold them all"
+    messages = output["messages"]
     assert messages[-1]["content"] == "done" and len(offered) == 2
     assert messages[1]["content"] is None and sent[1][1]["content"] is None, "given back as the model said it"
     assert [message.get("tool_call_id") for message in messages[2:-1]] == list("123456")

@@ -342,19 +342,6 @@ class TestEval:
         ended = type_in("eval", write_spec(tmp_path), f"dataset.limit={limit}")
         assert ended.code == 2 and "limit" in ended.err and "Traceback" not in ended.err
 
-    def test_fresh_keeps_the_old_run_aside(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=3)
-        type_in("eval", path)
-        run = run_dir(tmp_path)
-        old = (run / "outputs.jsonl").read_bytes()
-        before = mock.requests
-        for option in ("--fresh", "--force"):
-            ended = type_in("eval", path, option)
-            assert ended.code == 0 and "the earlier run was archived to" in ended.err
-        assert mock.requests == before + 6
-        archived = sorted((run.parent / "archived").glob("*/outputs.jsonl"))
-        assert len(archived) == 2 and old in [file.read_bytes() for file in archived]
-
     @pytest.mark.parametrize("option", ["--fresh", "--force"])
     def test_the_command_that_resumes_does_not_start_from_scratch(
         self, type_in: Any, tmp_path: Path, mock: Any, option: str
@@ -403,43 +390,6 @@ class TestEval:
         assert ended.out.count(name) == 2, "in the title and in the table"
 
 
-class TestDryRun:
-    def test_dry_run_shows_the_eval_and_the_plan_and_writes_and_asks_nothing(
-        self, type_in: Any, tmp_path: Path, mock: Any
-    ) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=4, trials=2)
-        before, asked = everything(tmp_path), mock.requests
-        for option in ("-d", "--dry-run"):
-            ended = type_in("eval", path, option, "system=Be brief.")
-            assert ended.code == 0
-            assert "8 trials of 4 samples: 8 to run" in ended.out
-            assert "system: Be brief." in ended.out and "runs/e/test-model-" in ended.out
-        assert everything(tmp_path) == before and mock.requests == asked
-
-    def test_a_dry_run_counts_finished_and_pending_work(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=4)
-        type_in("eval", path)
-        before = everything(tmp_path)
-        assert "4 trials of 4 samples: 4 finished" in type_in("eval", path, "--dry-run").out
-        assert "4 to run" in type_in("eval", path, "--dry-run", "--fresh").out
-        run = run_dir(tmp_path)
-        assert everything(tmp_path) == before
-        for name in ("metrics.json", "grades.jsonl"):
-            (run / name).unlink()
-        (run / "outputs.jsonl").write_text("".join((run / "outputs.jsonl").read_text().splitlines(keepends=True)[:3]))
-        assert "3 to grade, 1 to run" in type_in("eval", path, "--dry-run").out
-
-    def test_the_plan_as_json(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        path = write_eval(tmp_path, mock.base_url, rows=4)
-        plan = json.loads(type_in("eval", path, "--dry-run", "--json").out)
-        assert (plan["total"], plan["to_run"], plan["finished"], plan["to_grade"]) == (4, 4, 0, 0)
-        assert plan["eval"]["prompt"] == "{{ question }}"
-
-    def test_dry_run_reports_mistakes(self, type_in: Any, tmp_path: Path) -> None:
-        ended = type_in("eval", write_spec(tmp_path, prompt="{{ nothing }}"), "--dry-run")
-        assert ended.code == 2 and "no sample has a field 'nothing'" in ended.err
-
-
 class TestInit:
     @pytest.mark.parametrize("folder", [None, "new", "deep/er"])
     def test_init_writes_an_eval_that_can_be_read(self, type_in: Any, tmp_path: Path, folder: str | None) -> None:
@@ -467,31 +417,6 @@ class TestInit:
 
 
 class TestRepair:
-    @pytest.fixture
-    def run(self, type_in: Any, tmp_path: Path, mock: Any) -> Any:
-        type_in("eval", write_eval(tmp_path, mock.base_url, rows=5))
-        return run_dir(tmp_path)
-
-    def test_a_sound_run_is_left_alone(self, type_in: Any, run: Any) -> None:
-        before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-        ended = type_in("repair", run)
-        assert ended.code == 0 and "nothing to repair" in ended.out and "5 outputs and 5 grades are sound" in ended.out
-        assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-
-    def test_damage_is_found_set_aside_and_done_again(self, type_in: Any, run: Any, tmp_path: Path, mock: Any) -> None:
-        content = bytearray((run / "outputs.jsonl").read_bytes())
-        content[30] ^= 1
-        (run / "outputs.jsonl").write_bytes(content)
-        looked = type_in("repair", run, "--dry-run")
-        assert looked.code == 1 and "outputs.jsonl: a damaged line at byte 0" in looked.out
-        assert (run / "outputs.jsonl").read_bytes() == content and (run / "metrics.json").exists()
-        mended = type_in("repair", run)
-        assert mended.code == 0 and "set aside in" in mended.out and "4 outputs" in mended.out
-        assert not (run / "metrics.json").exists() and (run / "set-aside" / "outputs.jsonl").exists()
-        assert "nothing to repair" in type_in("repair", run).out
-        asked = mock.requests
-        assert type_in("eval", "e.yaml").code == 0 and mock.requests == asked + 1
-
     @pytest.mark.parametrize("place", [".", "nowhere", "e.yaml"])
     def test_a_folder_that_is_no_run_is_refused(self, type_in: Any, tmp_path: Path, place: str) -> None:
         (tmp_path / "e.yaml").touch()

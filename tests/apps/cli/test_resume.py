@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.apps.cluster.remote.slurm import Slurm
 from holdfast.canonical import digest
-from tests.support.invocations import Launched, end_all, env_of, launched, public_folder, register, running
+from tests.support.invocations import Launched, end_all, env_of, launched, public_folder
 from tests.support.running import Server, holdfast, lines, metrics, run_dir, server, start, wait_for, write_eval
 
 if TYPE_CHECKING:
@@ -30,27 +30,6 @@ def invocation(slurm: Cluster, tmp_path: Path) -> Iterator[Launched]:
 
 def live(lab: Cluster, invocation: Launched) -> list[str]:
     return sorted(job.name for job in Slurm(lab.here).jobs(invocation=invocation.id) if job.active)
-
-
-@pytest.mark.parametrize("by", ["id", "path"])
-def test_a_killed_invocation_resumes_from_its_files(
-    slurm: Cluster, invocation: Launched, tmp_path: Path, by: str
-) -> None:
-    running(invocation, slurm)
-    invocation.state(phase="running", done=3, total=10)
-    invocation.state(1, phase="done")
-    register(invocation, tmp_path / "home", tasks=("gsm8k", "mmlu"))
-    env = env_of(slurm, tmp_path / "home")
-    holdfast("kill", invocation.id, cwd=tmp_path, env=env)
-    assert live(slurm, invocation) == [] and (invocation.directory / "stop").exists()
-    what = invocation.id[:8] if by == "id" else str(invocation.directory)
-    stdout = holdfast("resume", what, cwd=tmp_path, env=env).stdout
-    assert f"submitted hf-{invocation.id}.0.main-2 (job " in stdout
-    assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]  # the other one is done
-    assert not (invocation.directory / "stop").exists()
-    refused = holdfast("resume", what, cwd=tmp_path, env=env, check=4).stderr
-    assert "is already running" in refused and "job " in refused
-    assert live(slurm, invocation) == [f"hf-{invocation.id}.0.main-2"]
 
 
 def test_finished_tasks_are_not_started_again(slurm: Cluster, invocation: Launched, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from holdfast.apps.cluster.watch.find import Subject
 from holdfast.apps.cluster.watch.logs import follow
 from holdfast.apps.cluster.watch.status import look
 from tests.support.invocations import launched
-from tests.support.launching import Site, calmly, deployment, free_port, pid_of
+from tests.support.launching import Site, calmly, deployment, free_port
 from tests.support.running import holdfast, server, start, wait_for
 from tests.support.slurm import Cluster
 
@@ -290,22 +290,6 @@ def test_a_successor_does_not_continue_a_job_that_was_cancelled_without_noticing
         assert "continues in the next job" in site.logs(invocation), "the main job did not know"
         begins = [record for record in site.attempts(invocation) if isinstance(record, Begin)]
         assert [begin.job for begin in begins] == [job.id], "the successor began no attempt"
-
-
-@pytest.mark.faults
-def test_a_server_killed_midway_is_started_again_by_the_next_job(site: Site) -> None:
-    site.write(None, rows=200, limits={"concurrency": 4}, deployment=deployment(site.folder))
-    invocation = site.submit()
-    site.await_done(invocation, 20)
-    os.kill(pid_of(site.folder / "asked.txt"), signal.SIGKILL)
-    state = site.await_over(invocation)
-    assert (state.phase, state.done, state.attempt) == ("done", 200, 2), site.logs(invocation)
-    counts = Counter((site.folder / "asked.txt").read_text().splitlines())
-    assert len(counts) == 200
-    assert max(counts.values()) <= 2
-    assert sum(count - 1 for count in counts.values()) <= 4
-    first_end = next(record for record in site.attempts(invocation) if isinstance(record, End))
-    assert (first_end.goes_on, "signal 9" in first_end.why) == (True, True)
 
 
 def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
@@ -575,18 +559,6 @@ def test_a_job_that_cannot_begin_is_not_waited_for_without_end(site: Site, monke
     assert follow(site.transport, invocation, lines.append) == 3
     assert any("no such module" in line for line in lines), lines
     assert f"holdfast resume {invocation.id}" in lines[-1]
-
-
-def test_workers_continue_while_a_killed_main_job_is_replaced_by_its_successor(site: Site) -> None:
-    with server(latency=0.1) as model:
-        site.write(model.base_url, rows=400, limits={"concurrency": 4}, execution={"workers": 2})
-        invocation = site.submit()
-        calmly(lambda: len(site.running(invocation, "workers")) == 1 and model.requests > 60, "work")
-        site.kill(invocation, "main")
-        state = site.await_over(invocation)
-        assert (state.phase, state.done, state.attempt) == ("done", 400, 2), site.logs(invocation)
-        at_most_twice(model, 400, 4)
-        assert len(site.chain(invocation).known("workers")) == 1, "they were not queued a second time"
 
 
 def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> None:

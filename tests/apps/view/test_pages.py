@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -17,9 +17,8 @@ from holdfast.plugins.exporters.html import write_html
 from holdfast.report.overview import Overview
 from holdfast.report.run_view import RunView
 from holdfast.report.timeline import Timeline, trial_timeline
-from holdfast.store.records import Output
 from holdfast.store.rundir import RunDir
-from tests.plugins.exporters.test_reports import HOSTILE, Page
+from tests.plugins.exporters.test_reports import Page
 from tests.support.running import Server, holdfast, module_server, wait_for
 from tests.support.showcase import agent_run, judged_run, long_run
 from tests.support.viewing import viewer
@@ -260,71 +259,6 @@ def _texts(kind: str, text: str) -> list[str]:
     """Return the texts of the elements of a kind."""
     pieces = [piece.partition(">")[2].partition(ENDS[kind])[0] for piece in re.split(rf'class="{kind}[ "]', text)[1:]]
     return [" ".join(re.sub(r"<[^>]*>", " ", piece).split()) for piece in pieces]
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with markup in every field that a model, a tool, a dataset or a grader can write."""
-    run = agent_run(tmp_path_factory.mktemp("hostile"), {HOSTILE: HOSTILE}, by=["category", HOSTILE])
-    for name in ("outputs", "grades", "errors", "steps"):
-        lines = [_spoil(json.loads(line)) for line in (run / f"{name}.jsonl").read_text().splitlines()]
-        (run / f"{name}.jsonl").write_bytes(b"".join(_seal(line) for line in lines))
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest |= {"target": HOSTILE, "holdfast": HOSTILE, "name": HOSTILE}
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    return run
-
-
-KEPT = {
-    "key",
-    "by",
-    "judged",
-    "sample",
-    "grader",
-    "status",
-    "answer",
-    "turn",
-    "where",
-    "digest",
-    "request",
-    "kind",
-    "stopped_by",
-    "tool",
-}
-
-
-def _spoil(value: Any, name: str = "") -> Any:
-    if isinstance(value, str) and name not in KEPT and not value.startswith("sha256:"):
-        return value if name in ("role", "id", "tool_call_id") else f"{value}{HOSTILE}"
-    if isinstance(value, list):
-        return [_spoil(each, name) for each in value]
-    if isinstance(value, dict):
-        return {key: _spoil(each, key) for key, each in value.items() if key != "sum"}
-    return value
-
-
-def _seal(record: dict[str, Any]) -> bytes:
-    from holdfast.store.lines import seal
-
-    return seal(msgspec.json.encode(record))
-
-
-def test_hostile_text_stays_text(hostile: Path, tmp_path: Path) -> None:
-    """In the report, on the page, raw and rendered: no element, no attribute and no address comes from it."""
-    view = RunView(RunDir(hostile))
-    assert isinstance(next(view.trials()).output, Output)
-    write_html(view, tmp_path)
-    report = Page((tmp_path / "report.html").read_text())
-    assert report.scripts == 1 and report.addresses == [] and "<script>alert(1)</script>" in report.text
-    with viewer(hostile.parents[2], home=tmp_path) as shown:
-        for address in ("", "/trial/tea/1", "/trial/tea/1?text=markdown", "/trial/salt/1", "/trial/broken/1"):
-            answer = shown.get(f"/run/{name_of(hostile)}{address}")
-            assert answer.status == 200, answer.text
-            page = Page(answer.text)
-            own = answer.text.count('<script type="module" src="/static/')
-            assert page.scripts == own and "<script>alert(1)</script>" in page.text
-            assert "\x1b" not in answer.text and "\x00" not in answer.text
-            assert all(link.startswith(("/", "#")) for link in page.addresses), page.addresses
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import signal
 import tracemalloc
@@ -13,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.plan.identity import identify
-from holdfast.plugins.nat.mirror import NatMirror
-from holdfast.plugins.nat.schema import NatOutput
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import rows as rows_of
 from holdfast.spec.eval_schema import EXPORTERS
-from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
@@ -384,23 +379,6 @@ class TestWhatIsNotAsItShouldBe:
         texts = [str(parquet.read_table(file)) if format_name == "parquet" else file.read_text() for file in files]
         assert all(any(row["question"] in text for text in texts) for row in lab.rows), "every answer is there"
 
-    def test_a_new_threshold_weight_and_name_are_exported_as_they_are_reported(
-        self, tmp_path: Path, provider: Server
-    ) -> None:
-        (tmp_path / "g.py").write_text("def half(output): return 0.5\n")
-        lab = Lab(tmp_path, provider)
-        lab.spec["graders"].append({"type": "python", "name": "half", "function": "g.py:half", "threshold": 0.9})
-        lab.eval()
-        lab.spec["graders"][1] |= {"threshold": 0.2, "weight": 3}
-        lab.spec["graders"][0]["name"] = "right"
-        done = lab.eval()
-        assert done.work == (0, {})
-        with (export(lab, "csv", done.run) / "trials.csv").open(newline="") as file:
-            table = list(csv.DictReader(file))
-        for row, result in zip(table, results(done.run), strict=True):
-            assert (row["status"], float(row["score"])) == (result["status"], result["score"])
-            assert row["half.status"] == "passed" and row["right.status"] == result["grades"]["right"]["status"]
-
     @pytest.mark.parametrize("format_name", ["xlsx", ""])
     def test_an_unknown_format_is_refused(self, finished: Lab, format_name: str) -> None:
         holdfast("export", finished.run, "--to", format_name, cwd=finished.folder, check=2)
@@ -504,39 +482,3 @@ class TestNatWhileItRuns:
             process.communicate()
         whole = {row["id"]: row for row in json.loads((tmp_path / "nat" / "workflow_output.json").read_text())}
         assert len(whole) == 60 and all(whole[row["id"]] == row for row in seen)
-
-
-class TestNatMirror:
-    """Run the thread itself, so that a failure happens at a given moment."""
-
-    def mirror(self, lab: Lab, run: Path, notices: list[str]) -> NatMirror:
-        identity = identify(load_eval(lab.eval_file))
-        block = identity.spec.live_exports["nat"]
-        assert isinstance(block, NatOutput)
-        return NatMirror(block, identity, RunDir(run), notices.append)
-
-    def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_repaired_later(
-        self, tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lab = Lab(tmp_path, provider, rows=rows(4), spec={"output": {"nat": {"dir": "nat"}}})
-        run = lab.eval().run
-        journal, path = run / "outputs.jsonl", tmp_path / "nat" / "workflow_output.jsonl"
-        all_lines = journal.read_bytes().splitlines(keepends=True)
-        journal.write_bytes(all_lines[0])
-        notices: list[str] = []
-        mirror = self.mirror(lab, run, notices)
-        mirror._look()
-        assert len(lines(path)) == 1 and not (tmp_path / "nat" / "workflow_output.json").exists()
-        journal.write_bytes(b"".join(all_lines[:3]))
-        write = os.write
-        with monkeypatch.context() as full:
-            full.setattr("holdfast.plugins.nat.mirror.os.write", lambda fd, data: write(fd, data[:20]))
-            mirror._look()
-            mirror._look()
-        assert len(lines(path)) == 1, "no half of a line"
-        (notice,) = notices
-        assert "output.nat" in notice and "not up to date" in notice
-        journal.write_bytes(b"".join(all_lines))
-        mirror._look()
-        assert sorted(row["id"] for row in lines(path)) == [row["id"] for row in lab.rows]
-        assert all(row["question"] for row in lines(path))

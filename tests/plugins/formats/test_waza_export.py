@@ -113,35 +113,6 @@ def test_a_trial_that_a_checkpoint_stopped_is_an_error(kitchen: dict[str, Any]) 
     assert run["checkpoints"][1]["validations"]["hears"]["passed"] is False
 
 
-def test_a_run_that_is_not_finished_has_errors_and_no_scores_for_what_is_missing(
-    tmp_path: Path, provider: Server
-) -> None:
-    lab = Lab(tmp_path, provider)
-    lab.spec["limits"] = {"retries": 0}
-    lab.rows = lab.rows[:2]
-    provider.control(fail={"500": 1.0})
-    lab.eval("--export", "waza", check=3)
-    results = exported(run_dir(tmp_path))
-    assert results["metadata"]["holdfast"]["finished"] is False
-    task = tasks(results)["s0"]
-    assert task["status"] == "error" and task["stats"]["error_runs"] == 1
-    assert task["runs"][0]["validations"] == {} and "server: " in task["runs"][0]["error_msg"]
-    nothing = {"success_rate", "aggregate_score", "weighted_score", "min_score", "max_score"}
-    assert {results["summary"][name] for name in nothing} == {None}
-    assert (results["summary"]["errors"], results["metadata"]["holdfast"]["coverage"]) == (2, 0.0)
-    provider.control(fail={})
-    lab.eval()
-    holdfast("export", run_dir(tmp_path), "--to", "waza", cwd=tmp_path)
-    results = exported(run_dir(tmp_path))
-    assert results["metadata"]["holdfast"] == {
-        "run": run_dir(tmp_path).name.rpartition("-")[2],
-        "finished": True,
-        "coverage": 1.0,
-    }
-    assert {name: outcome["status"] for name, outcome in tasks(results).items()} == {"s0": "passed", "s1": "failed"}
-    assert results["config"]["engine_type"] == "model" and results["skill"] == ""
-
-
 CHECKS = """
 def starts(output, sample):
     if sample["id"] == "s2":

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
-from holdfast.display.displays import Quiet
-from holdfast.engine.options import Options
-from holdfast.engine.run import run_eval
 from holdfast.errors import UsageError
 from holdfast.plan.identity import identify
-from holdfast.spec.load import eval_of_run
-from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab
-from tests.support.running import ROOT, Server, lines, run_dir, server, start, wait_for
+from tests.support.running import ROOT, Server, lines, run_dir, server
 from tests.support.running import holdfast as run_command
 from tests.support.specs import write_spec
 from tests.support.waza import EVAL, TASK, load, refused, rows, tree
@@ -604,43 +598,6 @@ def test_a_responder_belongs_to_its_task_and_an_unreached_checkpoint_is_counted(
 
 def _follow_ups(name: str, count: int) -> str:
     return f"id: {name}\ninputs: {{prompt: one, follow_up_prompts: {[f'more {n}' for n in range(count)]}}}\n"
-
-
-@pytest.mark.faults
-def test_a_killed_run_resumes_from_its_directory_alone(tmp_path: Path) -> None:
-    talks = {f"tasks_t{number}_yaml": _follow_ups(f"t{number}", 3) for number in range(4)}
-    path = tree(tmp_path, eval_yaml=EVAL.replace("contains: [mock]", "contains: [more 2]"), **talks)
-    path.parent.joinpath("tasks/a.yaml").unlink()
-    with server(latency=0.05) as slow:
-        model = ["-m", "m", f"target.base_url={slow.base_url}", "limits.concurrency=2"]
-        process = start("eval", path, *model, cwd=tmp_path)
-        steps = wait_for(lambda: list(tmp_path.glob("runs/small/*/steps.jsonl")), "the first call")[0]
-        wait_for(lambda: len(lines(steps)) >= 5, "a few calls")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        asked = slow.requests
-        path.unlink()
-        shutil.rmtree(tmp_path / "tasks")
-        run = run_dir(tmp_path, "small")
-        manifest = RunDir(run).read_manifest()
-        assert manifest is not None
-        spec = eval_of_run(manifest.eval, manifest.folder, manifest.eval_file)
-        outcome = run_eval(spec, Options(runs_dir=tmp_path / "runs"), Quiet())
-        assert outcome.rundir.path == run and outcome.metrics is not None and outcome.metrics.score == 1.0
-        assert slow.requests <= 4 * 4 + 2 and slow.requests > asked  # at most the two in flight are asked again
-        process.stdout.close()
-        process.stderr.close()
-
-
-def test_an_error_is_never_kept_as_a_result(tmp_path: Path, provider: Server) -> None:
-    path = tree(tmp_path, eval_yaml=EVAL.replace("contains: [mock]", "contains: [hello]"))
-    model = ["-m", "m", f"target.base_url={provider.base_url}", "limits.retries=0"]
-    provider.control(fail={"500": 1.0})
-    run_command("eval", path, *model, cwd=tmp_path, check=3)
-    assert not kept(run_dir(tmp_path, "small"))
-    provider.control(fail={})
-    run_command("eval", path, *model, cwd=tmp_path)
-    assert graded(run_dir(tmp_path, "small"))["one#1"]["status"] == "passed"
 
 
 # Choosing tasks

@@ -251,21 +251,6 @@ def test_instructions_that_are_not_among_the_fixtures_are_an_error_with_every_ta
     assert files["one"]["files"] == {"more.md": "Be brief."}
 
 
-@pytest.mark.parametrize(
-    ("grader", "message"),
-    [
-        ("type: tool_calls, required: [search]", "unknown parameter of 'tool_calls', which checks nothing else"),
-        ("type: tool_calls, config: {required: [search]}", "(did you mean 'required_tools'?)"),
-        ("type: text, expectations: [x]", "(it has contains, "),
-    ],
-)
-def test_an_unknown_parameter_of_a_grader_that_checks_nothing_else_is_named(
-    grader: str, message: str, tmp_path: Path
-) -> None:
-    problem = refused(tree(tmp_path, tasks_a_yaml=f"{TASK}graders:\n  - {{{grader}, name: g}}\n"))
-    assert "tasks/a.yaml:5: graders[0]." in problem and message in problem and "give at least" not in problem
-
-
 # Empty prompts
 
 
