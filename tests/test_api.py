@@ -600,7 +600,7 @@ class TestRuns:
         assert holdfast.evaluate(**keys, runs_dir=tmp_path / "given").path.is_relative_to(tmp_path / "given")
 
     def test_a_display_receives_every_event(self, evaluate: Any) -> None:
-        from holdfast.display.types import Display
+        from holdfast.display.displays import Display
 
         class Recorder(Display):
             def __init__(self) -> None:

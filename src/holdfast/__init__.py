@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.api import evaluate as evaluate
     from holdfast.api import evaluate_async as evaluate_async
     from holdfast.data.dataset import Sample as Sample
-    from holdfast.display.types import Display as Display
+    from holdfast.display.displays import Display as Display
     from holdfast.errors import AttemptError as AttemptError
     from holdfast.errors import ConfigError as ConfigError
     from holdfast.errors import HoldfastError as HoldfastError
@@ -77,7 +77,7 @@ _HOMES = {
     "Case": "holdfast.graders.types",
     "ConfigError": "holdfast.errors",
     "Context": "holdfast.targets.python",
-    "Display": "holdfast.display.types",
+    "Display": "holdfast.display.displays",
     "Document": "holdfast.spec.document",
     "Format": "holdfast.spec.formats",
     "GradedTrial": "holdfast.report.run_view",

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from holdfast.display.displays import display_for_python
-from holdfast.engine.options import WORKER, Options
+from holdfast.engine.attached import WORKER
 from holdfast.engine.run import run_eval
+from holdfast.engine.session import Options
 from holdfast.errors import Interrupted, UsageError
 from holdfast.functions.callables import Callables, capture_block, capture_grader
-from holdfast.report.live_exports import export_after_run
+from holdfast.report.exports import export_after_run
 from holdfast.report.result import Run
 from holdfast.spec.document import Document
 from holdfast.spec.formats import folder_of, read_eval, to_native
@@ -26,7 +27,7 @@ from holdfast.spec.plugins import load_reference
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from holdfast.display.types import Display
+    from holdfast.display.displays import Display
     from holdfast.report.outcome import Outcome
     from holdfast.spec.eval import Eval
     from holdfast.spec.load import Override

@@ -13,10 +13,23 @@ import pytest
 from rich.console import Console
 
 import holdfast
-from holdfast.display.displays import Events, LiveDisplay, Plain, Quiet, _render
-from holdfast.display.format import dollars, duration, inside, latency, money, rate, scores, share, tokens, trouble
+from holdfast.display.displays import (
+    Display,
+    Events,
+    LiveDisplay,
+    Plain,
+    Quiet,
+    Result,
+    SuiteCell,
+    _render,
+    inside,
+    money,
+    scores,
+    tokens,
+    trouble,
+)
+from holdfast.display.format import dollars, duration, latency, rate, share
 from holdfast.display.grid import Column, fit_table, print_list
-from holdfast.display.types import Display, Result, SuiteCell
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
 from holdfast.store.records import ErrorRecord, Grade, Usage

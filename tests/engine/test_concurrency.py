@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engine.concurrency import Machine, SpareCores
+from holdfast.engine.admission import Machine, SpareCores
 
 
 def suggestion(*, busy: float, load: float, cores: int = 8, usable: float = 8.0) -> str | None:

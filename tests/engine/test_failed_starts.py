@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.display.displays import Quiet
-from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
+from holdfast.engine.session import Options
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import load_any

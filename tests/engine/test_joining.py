@@ -8,8 +8,7 @@ import pytest
 
 from holdfast.data import readers
 from holdfast.display.displays import Quiet
-from holdfast.engine.options import Options
-from holdfast.engine.session import Worker
+from holdfast.engine.session import Options, Worker
 from holdfast.engine.worker import SharedRun, finish_run, prepare, run_worker
 from holdfast.plan import plan
 from holdfast.store.lease import RunLease

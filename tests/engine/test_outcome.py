@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.engine.brake import Budget
+from holdfast.engine.admission import Budget
 from holdfast.errors import BudgetReached
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import Progress
-from holdfast.report.failures import Alike
+from holdfast.report.outcome import Alike
 from holdfast.report.table import facts, with_raised_limit
 from holdfast.spec.eval_schema import Limits
 from holdfast.store.answers import Answers

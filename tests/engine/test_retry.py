@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from holdfast.engine.brake import Brake
+from holdfast.engine.admission import Brake
 from holdfast.engine.retry import TimeLimits
 from holdfast.errors import Fault
 

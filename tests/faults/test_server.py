@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import evaluate
-from holdfast.display.types import Display
-from holdfast.engine.concurrency import Window
+from holdfast.display.displays import Display
+from holdfast.engine.admission import Window
 from holdfast.engine.retry import delay_before
 from holdfast.errors import AttemptError
 from tests.support.breaking import (
@@ -174,7 +174,7 @@ def test_a_server_that_keeps_refusing_is_asked_less_and_less_often(
 
 def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("holdfast.engine.concurrency.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("holdfast.engine.admission.time.monotonic", lambda: now[0])
     window = Window(64)
     for _ in range(5):
         window.overloaded()
@@ -191,7 +191,7 @@ def test_a_fixed_window_shrinks_at_a_rate_limit_and_grows_back(monkeypatch: pyte
 @pytest.mark.parametrize("concurrency", [4, 200])
 def test_stray_refusals_leave_a_fixed_window_as_it_is(concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("holdfast.engine.concurrency.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("holdfast.engine.admission.time.monotonic", lambda: now[0])
     window = Window(concurrency)
     for reply in range(20_000):
         now[0] += 0.1

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.engine.options import Options
-from holdfast.engine.session import preview_run
+from holdfast.engine.session import Options, preview_run
 from holdfast.errors import ConfigError
 from holdfast.report.compare import changed_graders, differences, read_scores
 from holdfast.report.run_view import RunView

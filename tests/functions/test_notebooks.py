@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.display.displays import Plain
-from holdfast.display.types import Display
+from holdfast.display.displays import Display, Plain
 from holdfast.errors import UsageError
 from tests.support.running import environment
 from tests.support.running import holdfast as command

@@ -15,7 +15,7 @@ import holdfast
 from holdfast.errors import ConfigError
 from holdfast.plan.plan import combine_scores, combine_votes
 from holdfast.report.tally import AgreementTally
-from holdfast.report.verdicts import Judged
+from holdfast.report.trials import Judged
 from holdfast.store.heads import VerdictRef
 from tests.support.judges import Judges, Refuse, judges
 from tests.support.running import holdfast as run_command

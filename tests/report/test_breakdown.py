@@ -200,7 +200,8 @@ class TestTable:
 
 def many_values(count: int, graders: int) -> Metrics:
     """Numbers of a run with so many values of a field, whose names are long."""
-    from holdfast.report.tally import Tally, UsageTally
+    from holdfast.report.tally import Tally
+    from holdfast.report.trials import UsageTally
     from holdfast.store.answers import Answers
     from holdfast.store.metrics import RunTiming, ValueMetrics
 

@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.report.stats import Z95, ExactSum, estimate, pass_all_k, pass_at_k, quantile, quantile_of, t95, wilson
-from holdfast.report.tally import Tally, UsageTally
+from holdfast.report.tally import Tally
+from holdfast.report.trials import UsageTally
 from holdfast.store.records import Usage
 from tests.support.lazy import LazyModule
 

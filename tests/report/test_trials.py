@@ -18,8 +18,8 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.keys import generation_digests, generation_key
 from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.stats import quantile
-from holdfast.report.tally import Row, RowsTally, UsageTally
-from holdfast.report.verdicts import Judged, JudgedOutput, judge_output, measured_graders
+from holdfast.report.tally import Row, RowsTally
+from holdfast.report.trials import Judged, JudgedOutput, UsageTally, judge_output, measured_graders
 from holdfast.spec.load import load_eval
 from holdfast.store.answers import ANSWER_CLASSES
 from holdfast.store.heads import VerdictRef, read_output, ref_of

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from holdfast.display.displays import Quiet
-from holdfast.engine.options import Options
+from holdfast.engine.session import Options
 from holdfast.engine.worker import prepare
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval

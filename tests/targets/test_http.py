@@ -10,8 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.data.dataset import Sample
-from holdfast.engine.options import Options
-from holdfast.engine.session import preview_run
+from holdfast.engine.session import Options, preview_run
 from holdfast.errors import AttemptError, Fault
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.spec.target_schema import HttpTarget

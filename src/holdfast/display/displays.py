@@ -1,4 +1,7 @@
-"""Displays of a run in progress, on standard error: live, plain lines, JSON events, or only notices."""
+"""Displays of a run in progress: their interface to the engine, and those on standard error.
+
+`LiveDisplay`, `Plain` lines, JSON `Events`, and `Quiet`, which shows only notices.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +18,99 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.display.format import (
-    in_flight,
-    inside,
-    one_line,
-    pace,
-    plan_lines,
-    scores,
-    spending,
-    trouble,
-    without_details,
-)
+from holdfast.display.format import dollars, duration, one_line, rate, rate_limit_text, share, without_details
 from holdfast.display.grid import SafeConsole
 from holdfast.display.terminal import echo, printable_json
-from holdfast.display.types import Display
 from holdfast.errors import UsageError
+from holdfast.plan.changes import format_count
 from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from holdfast.display.types import Result, SuiteCell
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress
     from holdfast.store.records import ErrorRecord, Grade, Output
+    from holdfast.store.spent import Spent
 
 KINDS: Final = ("rich", "plain", "json", "none")
 _PLAIN_SECONDS: Final = 10.0
 _SHOWN_ALIKE: Final = 3
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Result of a command, for programs."""
+
+    exit_code: int
+    reason: str
+    """`finished`, `gate`, `errors`, `ungraded`, `budget`, `fault`, `waiting`, `interrupted` or `failed`"""
+    message: str | None = None
+    """details of the reason, if any"""
+    run: str | None = None
+    """the run directory"""
+    metrics: dict[str, Any] | None = None
+    """content of `metrics.json`; None if the run is not finished"""
+    so_far: dict[str, Any] | None = None
+    """metrics of a run that is not finished, if they were computed"""
+    left: dict[str, int] | None = None
+    """trials that are not finished: `to_run` and `to_grade`"""
+
+
+class SuiteCell(msgspec.Struct, frozen=True):
+    """The place of a run in a suite."""
+
+    number: int
+    """from 1"""
+    cells: int
+    """of the whole suite"""
+    eval: str
+    target: str
+    done: int
+    """trials that the cells before this one have finished"""
+    trials: int
+    """of the whole suite"""
+
+    @property
+    def place(self) -> str:
+        """`2/6`."""
+        return f"{self.number}/{self.cells}"
+
+
+class Display:
+    """Base class of displays. Its methods do nothing; subclasses override those that they need."""
+
+    def cell(self, cell: SuiteCell) -> None:
+        """Called before each run of a suite."""
+
+    def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
+        """Called before a run starts or resumes."""
+
+    def output(self, record: Output) -> None:
+        """Called when a trial is finished and on disk."""
+
+    def grade(self, record: Grade) -> None:
+        """Called when a verdict is on disk."""
+
+    def error(self, record: ErrorRecord) -> None:
+        """Called when an attempt has failed."""
+
+    def notice(self, message: str) -> None:
+        """Called with a message for the user."""
+
+    def warning(self, message: str) -> None:
+        """Called with a failure that does not end the run."""
+
+    def tick(self, progress: Progress) -> None:
+        """Called a few times a second."""
+
+    def end(self) -> None:
+        """Called when the run is over for this process, before `result`."""
+
+    def cell_result(self, result: Result) -> None:
+        """Called after each run of a suite."""
+
+    def result(self, result: Result) -> None:
+        """Called last, with the result of the command."""
 
 
 def make_display(name: str | None) -> Display:
@@ -306,3 +374,80 @@ def _render(progress: Progress, width: int, cell: SuiteCell | None = None) -> Re
     lines += [Text(" · ".join(parts)) for parts in (scores(progress), facts) if parts]
     lines += [Text(part, style="yellow") for part in trouble(progress)]
     return Group(*lines)
+
+
+def in_flight(progress: Progress) -> list[str]:
+    """Describe how full the window is. A rate limit may have lowered it below what is already in flight."""
+    if progress.in_flight > progress.limit > 0:
+        return [f"{progress.in_flight} in flight, limit lowered to {progress.limit}"]
+    return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []
+
+
+def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | None = None) -> str:
+    """Return the two lines that are shown before a run starts; a run of a suite is named as in the suite."""
+    head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
+    return f"{head} · {path}\n{plan}"
+
+
+def inside(progress: Progress) -> list[str]:
+    """List turns and calls so far: in long trials, no other number may change for minutes."""
+    counts = ((progress.turns, "turn"), (progress.calls, "call"))
+    return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
+
+
+def pace(progress: Progress) -> list[str]:
+    """Describe the rate and the time left, if known."""
+    eta = progress.eta
+    return [part for part in (rate(progress.rate), "" if eta is None else f"{duration(eta)} left") if part]
+
+
+def scores(progress: Progress, most: int = 6) -> list[str]:
+    """List each grader's running score with the number of its verdicts; of many graders, the slowest."""
+    names = [name for name, counts in progress.graders.items() if counts.scored]
+    shown = set(sorted(names, key=lambda name: progress.graders[name].grades)[:most])
+    parts = [
+        f"{name} {share(counts.score)} ({counts.scored:,})"
+        for name, counts in progress.graders.items()
+        if name in shown
+    ]
+    return [*parts, *([f"{len(names) - most:,} more graders"] if len(names) > most else [])]
+
+
+def spending(progress: Progress) -> list[str]:
+    """List tokens and cost so far, once there are any."""
+    spent = progress.spent
+    return [tokens(spent), money(spent)] if spent.tokens or spent.cost else []
+
+
+def trouble(progress: Progress) -> list[str]:
+    """List what has gone wrong so far: requests that wait, failed attempts, answers that are not whole."""
+    parts = list(progress.batches)
+    parts += [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
+    if progress.retried:
+        others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
+        parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
+    if partial := progress.kinds.total() - progress.kinds["whole"]:
+        parts.append(f"not whole: {format_count(partial, 'answer')}")
+    if failed := progress.given_up - progress.uncertain:
+        parts.append(f"failed: {format_count(failed, 'trial')}")
+    if progress.uncertain:
+        parts.append(f"uncertain: {format_count(progress.uncertain, 'trial')}")
+    if progress.failed_grades:
+        graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
+        parts.append(f"failed grades: {graders}")
+    return parts
+
+
+def tokens(spent: Spent) -> str:
+    """Format the tokens of a run; an unknown part is shown as unknown."""
+    if not spent.unmetered:
+        return f"{spent.tokens:,} tokens"
+    return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
+
+
+def money(spent: Spent) -> str:
+    """Format the cost of a run; an unknown cost is shown as unknown, not as zero."""
+    if not spent.unpriced:
+        return dollars(spent.cost)
+    return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"

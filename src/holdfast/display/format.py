@@ -1,4 +1,4 @@
-"""Format numbers and progress for people, and tables for notebooks.
+"""Format numbers and messages for people, and tables for notebooks.
 
 In HTML every text is escaped: names and messages come from datasets and models.
 """
@@ -15,10 +15,7 @@ from holdfast.plan.changes import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.display.types import SuiteCell
-    from holdfast.plan.plan import Plan
-    from holdfast.plan.progress import Progress, RateLimit
-    from holdfast.store.spent import Spent
+    from holdfast.plan.progress import RateLimit
 
 
 def duration(seconds: float | None) -> str:
@@ -76,26 +73,6 @@ def dollars(cost: float) -> str:
     return f"${cost:.2f}" if cost >= 1 or cost == 0 else f"${cost:.4f}"
 
 
-def tokens(spent: Spent) -> str:
-    """Format the tokens of a run; an unknown part is shown as unknown."""
-    if not spent.unmetered:
-        return f"{spent.tokens:,} tokens"
-    return f"{spent.tokens:,} tokens + unknown" if spent.tokens else "tokens unknown"
-
-
-def money(spent: Spent) -> str:
-    """Format the cost of a run; an unknown cost is shown as unknown, not as zero."""
-    if not spent.unpriced:
-        return dollars(spent.cost)
-    return f"{dollars(spent.cost)} + unknown" if spent.cost else "cost unknown"
-
-
-def inside(progress: Progress) -> list[str]:
-    """List turns and calls so far: in long trials, no other number may change for minutes."""
-    counts = ((progress.turns, "turn"), (progress.calls, "call"))
-    return [f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts if count]
-
-
 def rate(per_second: float) -> str:
     """Format a rate per second, or per minute or hour if it is low; return an empty text for 0."""
     if per_second <= 0:
@@ -104,50 +81,6 @@ def rate(per_second: float) -> str:
         if per_second * factor >= 1:
             return f"{per_second * factor:.1f}/{unit}"
     return f"{per_second * 3600:.1f}/h"
-
-
-def pace(progress: Progress) -> list[str]:
-    """Describe the rate and the time left, if known."""
-    eta = progress.eta
-    return [part for part in (rate(progress.rate), "" if eta is None else f"{duration(eta)} left") if part]
-
-
-def scores(progress: Progress, most: int = 6) -> list[str]:
-    """List each grader's running score with the number of its verdicts; of many graders, the slowest."""
-    names = [name for name, counts in progress.graders.items() if counts.scored]
-    shown = set(sorted(names, key=lambda name: progress.graders[name].grades)[:most])
-    parts = [
-        f"{name} {share(counts.score)} ({counts.scored:,})"
-        for name, counts in progress.graders.items()
-        if name in shown
-    ]
-    return [*parts, *([f"{len(names) - most:,} more graders"] if len(names) > most else [])]
-
-
-def spending(progress: Progress) -> list[str]:
-    """List tokens and cost so far, once there are any."""
-    spent = progress.spent
-    return [tokens(spent), money(spent)] if spent.tokens or spent.cost else []
-
-
-def trouble(progress: Progress) -> list[str]:
-    """List what has gone wrong so far: requests that wait, failed attempts, answers that are not whole."""
-    parts = list(progress.batches)
-    parts += [rate_limit_text(where, limit) for where, limit in progress.rate_limits.items() if limit.waiting]
-    if progress.retried:
-        others = progress.backing_off - sum(limit.waiting for limit in progress.rate_limits.values())
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in progress.retried.most_common())
-        parts.append(f"retried: {kinds}" + (f" ({others:,} waiting)" if others > 0 else ""))
-    if partial := progress.kinds.total() - progress.kinds["whole"]:
-        parts.append(f"not whole: {format_count(partial, 'answer')}")
-    if failed := progress.given_up - progress.uncertain:
-        parts.append(f"failed: {format_count(failed, 'trial')}")
-    if progress.uncertain:
-        parts.append(f"uncertain: {format_count(progress.uncertain, 'trial')}")
-    if progress.failed_grades:
-        graders = ", ".join(f"{name} {count:,}" for name, count in progress.failed_grades.most_common())
-        parts.append(f"failed grades: {graders}")
-    return parts
 
 
 def rate_limit_text(where: str, limited: RateLimit) -> str:
@@ -167,19 +100,6 @@ def one_line(text: str, most: int = 200) -> str:
 def without_details(message: str) -> str:
     """Strip a message of quoted names and numbers, in which failures with the same cause differ."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", message)
-
-
-def in_flight(progress: Progress) -> list[str]:
-    """Describe how full the window is. A rate limit may have lowered it below what is already in flight."""
-    if progress.in_flight > progress.limit > 0:
-        return [f"{progress.in_flight} in flight, limit lowered to {progress.limit}"]
-    return [f"{progress.in_flight} of {progress.limit} in flight"] if progress.limit else []
-
-
-def plan_lines(name: str, target: str, path: str, plan: Plan, cell: SuiteCell | None = None) -> str:
-    """Return the two lines that are shown before a run starts; a run of a suite is named as in the suite."""
-    head = f"{name} · {target}" if cell is None else f"{cell.place} {cell.eval} · {cell.target}"
-    return f"{head} · {path}\n{plan}"
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

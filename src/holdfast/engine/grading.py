@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from holdfast.engine.brake import Halted
+from holdfast.engine.admission import Halted
 from holdfast.engine.retry import Streak
 from holdfast.errors import AttemptError, Fault
 from holdfast.graders.build import SlowChecks, refuse_unsure

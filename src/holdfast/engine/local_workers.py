@@ -20,24 +20,25 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.options import WORKER, Ended, describe_stopping, read_stopping
-from holdfast.engine.outcome import count_so_far, finished_outcome, gather_failures
-from holdfast.engine.signals import Signals
+from holdfast.engine.attached import WORKER, Ended
+from holdfast.engine.run import count_so_far
+from holdfast.engine.session import finished_outcome
+from holdfast.engine.signals import Signals, describe_stopping, read_stopping
 from holdfast.engine.worker import finish_run, prepare, shared_eval
 from holdfast.errors import Fault, Interrupted
 from holdfast.graders.build import grader_places, place_name
 from holdfast.plan.plan import make_plan
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.report.live_exports import live_exporters
-from holdfast.report.outcome import Outcome
+from holdfast.report.exports import live_exporters
+from holdfast.report.outcome import Outcome, read_failures
 from holdfast.store.claims import Claims
 from holdfast.store.records import ErrorRecord
 from holdfast.store.shared import journal_size
 
 if TYPE_CHECKING:
-    from holdfast.display.types import Display
-    from holdfast.engine.brake import Reason
-    from holdfast.engine.options import Options
+    from holdfast.display.displays import Display
+    from holdfast.engine.admission import Reason
+    from holdfast.engine.session import Options
     from holdfast.engine.worker import SharedRun
     from holdfast.spec.eval import Eval
 
@@ -287,7 +288,7 @@ class _LocalWorkers:
             reason,
             skipped_graders=options.skip_graders,
             so_far=count_so_far(identity, index, reason),
-            failures=gather_failures(rundir, identity, index, reason),
+            failures=read_failures(rundir, identity, index, quick=isinstance(reason, Interrupted)),
             wall=time.monotonic() - self._started,
         )
 
@@ -302,6 +303,6 @@ class _LocalWorkers:
 
     def _with_totals(self, outcome: Outcome) -> Outcome:
         """Add what all workers spent, and what failed, to the outcome of the worker that wrote the report."""
-        failures = gather_failures(self._rundir, self._identity, self._followed, None)
+        failures = read_failures(self._rundir, self._identity, self._followed)
         wall = time.monotonic() - self._started
         return replace(outcome, already=False, spent=self._followed.spent(), failures=failures, wall=wall)

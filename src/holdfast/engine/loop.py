@@ -19,20 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.data.dataset import dataset_changed
 from holdfast.data.survey import make_survey
 from holdfast.display.format import rate_limit_text
-from holdfast.engine.brake import Brake, Budget, Halted
-from holdfast.engine.concurrency import Machine, SpareCores, Window
+from holdfast.engine.admission import Brake, Budget, Halted, Machine, SpareCores, Window
 from holdfast.engine.grading import Grading, Sets
-from holdfast.engine.options import describe_stopping
 from holdfast.engine.recorder import Recorder
 from holdfast.engine.retry import Retrier
-from holdfast.engine.signals import Signals
+from holdfast.engine.signals import Signals, describe_stopping
 from holdfast.engine.trial import Trials
 from holdfast.errors import AttemptError, BudgetReached, DataError, Fault, HoldfastError, Interrupted, Waiting
 from holdfast.graders.build import grader_places
 from holdfast.http.response import REPLY_BYTES
 from holdfast.plan.plan import pending_trials
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.report.live_exports import live_exporters
 from holdfast.spec.grader_schema import is_judge
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import Secrets, secret_variables
@@ -53,10 +50,11 @@ if TYPE_CHECKING:
     from holdfast.engine.session import Session
     from holdfast.graders.types import Grader
     from holdfast.plan.plan import PendingTrial
-    from holdfast.report.live_exports import LiveExporter
+    from holdfast.report.exports import LiveExporter
     from holdfast.targets.types import BatchHub, Target
 
 _ELSEWHERE: Final = {
+    "exporters": "holdfast.report.exports:live_exporters",
     "hooks": "holdfast.engine.hooks:Hooks",
     "inputs": "holdfast.engine.inputs:observe_inputs",
     "containment": "holdfast.containment.program:find_kind",
@@ -247,9 +245,12 @@ class Loop:
     def _live_exporters(self) -> list[LiveExporter]:
         """Return the exporters that follow this process's work. With several workers, they follow from outside."""
         session = self._session
-        if session.worker is not None or not session.generates:
+        if session.worker is not None or not session.generates or not self._spec.live_exports:
             return []
-        return live_exporters(session.identity, session.rundir, session.warn)
+        exporters: list[LiveExporter] = load_reference(_ELSEWHERE["exporters"])(
+            session.identity, session.rundir, session.warn
+        )
+        return exporters
 
     async def _more(self) -> bool:
         """Wait for trials; return False if none come and none is in flight."""

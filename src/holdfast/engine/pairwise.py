@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from holdfast.display.types import Display
-    from holdfast.engine.options import Options
+    from holdfast.display.displays import Display
+    from holdfast.engine.session import Options
     from holdfast.report.outcome import Outcome
     from holdfast.report.pairwise import Choice
     from holdfast.spec.eval import Eval

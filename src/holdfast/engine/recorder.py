@@ -17,7 +17,7 @@ from holdfast.store.records import to_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.display.types import Display
+    from holdfast.display.displays import Display
     from holdfast.engine.inputs import InputRecorder
     from holdfast.plan.progress import Progress
     from holdfast.store.heads import VerdictKey

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import UNSET
 
-from holdfast.engine.brake import Halted
+from holdfast.engine.admission import Halted
 from holdfast.errors import AttemptError, Fault, RestartTrial, Uncertain
 from holdfast.store.records import ErrorRecord, to_microseconds, to_milliseconds
 from holdfast.targets.types import ASKER
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from holdfast.engine.brake import Brake
-    from holdfast.engine.concurrency import Window
+    from holdfast.engine.admission import Brake, Window
     from holdfast.engine.recorder import Recorder
     from holdfast.plan.plan import PendingTrial
     from holdfast.plan.progress import Progress

@@ -14,15 +14,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from holdfast.engine.brake import check_prices
+from holdfast.engine.admission import check_prices
 from holdfast.engine.loop import run_loop
-from holdfast.engine.outcome import count_so_far, evaluate_gate, gather_failures
-from holdfast.engine.session import Alone, Parts, locate_run, open_session
+from holdfast.engine.session import Alone, Parts, evaluate_gate, locate_run, open_session
 from holdfast.engine.user_code import unseen_code
-from holdfast.errors import DataError, Fault
+from holdfast.errors import DataError, Fault, Interrupted
 from holdfast.plan.finished import publish_finished
-from holdfast.report.metrics import write_report
-from holdfast.report.outcome import Outcome
+from holdfast.report.metrics import report_so_far, write_report
+from holdfast.report.outcome import Outcome, read_failures
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.claims import end_rounds
@@ -31,14 +30,15 @@ from holdfast.targets.prices import Prices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.display.types import Display
-    from holdfast.engine.brake import Reason
+    from holdfast.display.displays import Display
+    from holdfast.engine.admission import Reason
     from holdfast.engine.loop import Supply
-    from holdfast.engine.options import Options
-    from holdfast.engine.session import Session
+    from holdfast.engine.session import Options, Session
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.spec.eval import Eval
+    from holdfast.store.index import RunIndex
+    from holdfast.store.metrics import Metrics
     from holdfast.targets.types import Target
 
 _ELSEWHERE: Final = {
@@ -46,6 +46,8 @@ _ELSEWHERE: Final = {
     "settle": "holdfast.engine.settlement:settle",
 }
 """what most runs do without"""
+_QUICK_VERDICTS: Final = 50_000
+"""verdicts that can be counted in a moment, even for a user who has pressed Ctrl-C"""
 
 
 def run_eval(
@@ -117,7 +119,7 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
     `started` is when the work began, by the monotonic clock.
     """
     options = run.options
-    failures = gather_failures(run.rundir, run.identity, run.index, reason)
+    failures = read_failures(run.rundir, run.identity, run.index, quick=isinstance(reason, Interrupted))
     # Errors can be accepted; a call that may have happened has to be settled.
     settled = all(run.index.output(key) is not None for key in run.index.uncertain)
     finished = remaining.complete or (options.accept_errors and reason is None and settled)
@@ -155,6 +157,14 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
         failures=failures,
         wall=time.monotonic() - started,
     )
+
+
+def count_so_far(identity: RunIdentity, index: RunIndex, reason: Reason | None) -> Metrics | None:
+    """Compute the numbers of an unfinished run that has grades; after an interruption only if that is quick."""
+    verdicts = identity.survey.count * identity.spec.trials * max(1, len(identity.work.slots))
+    if not index.has_verdicts or (isinstance(reason, Interrupted) and verdicts > _QUICK_VERDICTS):
+        return None
+    return report_so_far(identity, index)
 
 
 def _report_fault(error: Fault | DataError | OSError) -> Fault:

@@ -23,15 +23,15 @@ import shlex
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.display.terminal import printable
-from holdfast.engine.brake import check_prices
-from holdfast.engine.outcome import confirm_finished
+from holdfast.engine.admission import check_prices
 from holdfast.engine.user_code import check_parameters
-from holdfast.errors import Fault, HoldfastError, ResultsError, VersionError
+from holdfast.errors import Fault, HoldfastError, ResultsError, UsageError, VersionError
 from holdfast.graders.build import build_graders
 from holdfast.plan.finished import publish_finished, read_finished
 from holdfast.plan.history import accept_drift, match_outputs, other_runs, plan_with_reuse
@@ -39,7 +39,11 @@ from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.inputs import choose_run
 from holdfast.plan.plan import Plan, make_plan
 from holdfast.plan.reuse import adopt, choose_set
+from holdfast.report.outcome import Outcome, read_failures
+from holdfast.report.trials import grading_rules
+from holdfast.spec.eval import benchmark_tasks
 from holdfast.spec.plugins import load_reference
+from holdfast.store.claims import RunPolicy
 from holdfast.store.damage import cut_damage
 from holdfast.store.files import advice_for, make_directory, open_file
 from holdfast.store.index import RunIndex
@@ -50,22 +54,52 @@ from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from holdfast.conversation.simulated_user import Player
-    from holdfast.display.types import Display
-    from holdfast.engine.options import Options
+    from holdfast.display.displays import Display
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.identity import RunIdentity
-    from holdfast.report.outcome import Outcome
     from holdfast.spec.eval import Eval
+    from holdfast.store.manifest import Manifest
+    from holdfast.store.metrics import GateOutcome, Metrics
     from holdfast.store.rundir import RunDir
     from holdfast.targets.types import Target
 
-_BASELINE: Final = "holdfast.engine.gates:find_baseline"
-"""of evals with a gate"""
-_PLAYER: Final = "holdfast.conversation.simulated_user:build_player"
-"""of evals with a simulated user"""
+_ELSEWHERE: Final = {
+    "baseline": "holdfast.engine.gates:find_baseline",
+    "gate": "holdfast.engine.gates:evaluate_gate",
+    "player": "holdfast.conversation.simulated_user:build_player",
+    "benchmark": "holdfast.report.benchmark:describes",
+}
+"""what most runs do without"""
+
+
+class Options(RunPolicy, frozen=True):
+    """How to go about a run, from the command line or from Python."""
+
+    runs_dir: Path = Path("runs")
+    grade_only: bool = False
+    """grade the outputs that exist, and never ask the target"""
+    outputs_of: tuple[RunDir, Manifest] | None = None
+    """the run whose outputs are graded"""
+    again: bool = False
+    """also grade outputs that have all their verdicts"""
+    cancelled: threading.Event = msgspec.field(default_factory=threading.Event)
+    """set from another thread to stop the run as Ctrl-C does"""
+    finishing: threading.Event = msgspec.field(default_factory=threading.Event)
+    """set from another thread to start nothing new, and let what is in flight finish"""
+    abandon_hint: str = ""
+    """how the user abandons requests in flight, for the message about them"""
+    wait: float = 0
+    """seconds to wait for another process that holds the run; negative: as long as it takes"""
+    settle: tuple[str, ...] = ()
+    """decisions about calls that were cut off, as `SAMPLE/TRIAL=happened:JSON|again|restart`"""
+    wait_for_batches: bool = True
+    """False: submit and collect batches, and exit while they are under way"""
+    noted: set[str] = msgspec.field(default_factory=set)
+    """notices that were already shown: the runs of a suite have many in common"""
+    command: str = ""
+    """what to type to resume the run"""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -85,7 +119,7 @@ class Parts(msgspec.Struct, frozen=True):
         if options.grade_only:
             parts = cls(graders=build_graders(spec))
         else:
-            player = None if spec.responder is None else load_reference(_PLAYER)(spec)
+            player = None if spec.responder is None else load_reference(_ELSEWHERE["player"])(spec)
             parts = cls(build_target(spec), player, build_graders(spec))
         check_parameters(identity, parts.target, parts.player, parts.graders)
         return parts
@@ -318,10 +352,75 @@ def open_session(access: Alone, display: Display, parts: Parts | None = None) ->
                 rundir.path.parent.rmdir()
 
 
+def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, options: Options) -> GateOutcome | None:
+    """Check a finished run against the gate of its eval; None without one."""
+    if spec.gate is None:
+        return None
+    gate: GateOutcome = load_reference(_ELSEWHERE["gate"])(spec, rundir, metrics, options.runs_dir)
+    return gate
+
+
+def confirm_finished(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
+    """Return the same as `finished_outcome`, and store the gate's outcome, since its conditions may have changed."""
+    if not rundir.finished or (outcome := finished_outcome(identity, rundir, options)) is None:
+        return None
+    try:
+        rundir.write_gate(outcome.gate)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the outcome of the gate: {rundir.gate}: {error.strerror or error}", remedy=advice_for(error)
+        ) from error
+    return outcome
+
+
+def finished_outcome(identity: RunIdentity, rundir: RunDir, options: Options) -> Outcome | None:
+    """Return the outcome of a run that is finished and needs nothing more, else None."""
+    # Without a manifest it needs one, which is written under the run's lease.
+    if options.fresh or options.again or not rundir.manifest.exists():
+        return None
+    if (metrics := _finished_metrics(identity, rundir, options)) is None:
+        return None
+    samples, trials = identity.survey.count, identity.spec.trials
+    incomplete = metrics.lacks_outputs or metrics.lacks_verdicts
+    return Outcome(
+        rundir,
+        Plan(samples, trials, finished=samples * trials, to_grade=0, to_run=0),
+        metrics,
+        None,
+        already=True,
+        gate=evaluate_gate(identity.spec, rundir, metrics, options),
+        failures=read_failures(rundir, identity, rundir.load(repair=False)) if incomplete else None,
+    )
+
+
+def _finished_metrics(identity: RunIdentity, rundir: RunDir, options: Options) -> Metrics | None:
+    try:
+        metrics = rundir.read_metrics()
+    except (ResultsError, VersionError):
+        return None  # damaged, or of another version: it is rebuilt from the journals if the manifest can be read
+    if metrics is None or rundir.has_lost_lines(metrics) or not _is_current(metrics, identity.spec):
+        return None
+    incomplete = metrics.lacks_outputs or metrics.lacks_verdicts
+    if (options.retry_failed and incomplete) or (options.grade_only and metrics.lacks_verdicts):
+        return None
+    return metrics
+
+
+def _is_current(metrics: Metrics, spec: Eval) -> bool:
+    """Return True if a report has the eval's thresholds, weights, breakdowns, clusters and benchmark."""
+    tasks, numbers = benchmark_tasks(spec.document.data), metrics.benchmark
+    return (
+        metrics.rules == grading_rules(spec)
+        and list(metrics.by) == list(dict.fromkeys(spec.by))
+        and metrics.cluster == spec.cluster
+        and ((numbers is None and tasks is None) or load_reference(_ELSEWHERE["benchmark"])(numbers, tasks))
+    )
+
+
 def locate_run(spec: Eval, options: Options) -> RunIdentity:
     """Identify the run of an eval, with another run's outputs or in spite of changed code if the options say so."""
     if spec.gate is not None:
-        load_reference(_BASELINE)(spec, options.runs_dir)  # while nothing is done
+        load_reference(_ELSEWHERE["baseline"])(spec, options.runs_dir)  # while nothing is done
     identity = identify(spec)
     if options.accept_drift:
         identity = msgspec.structs.replace(identity, accepts_drift=True)

@@ -13,6 +13,7 @@ default action on arrival, which the handler undoes if it runs.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -129,3 +130,14 @@ def _reset_on_arrival(number: int) -> None:
     flags = ctypes.c_uint.from_buffer(action, pointer + _MASK_BYTES[sys.platform])
     flags.value |= _RESET[sys.platform]
     libc.sigaction(number, action, None)
+
+
+def describe_stopping(requests: int, hint: str = "") -> str:
+    """Describe the requests in flight that a stopping run waits for; `hint` says how to abandon them."""
+    return f"stopping; {requests:,} request{'s' * (requests != 1)} in flight{hint}"
+
+
+def read_stopping(message: str) -> int | None:
+    """Return the number of requests in such a message; None for any other message."""
+    match = re.match(r"stopping; ([\d,]+) requests? in flight", message)
+    return None if match is None else int(match[1].replace(",", ""))

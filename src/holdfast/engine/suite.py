@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from holdfast.display.types import Result, SuiteCell
-from holdfast.engine.brake import budget_reached
-from holdfast.engine.outcome import confirm_finished
-from holdfast.engine.session import locate_run, preview_run
+from holdfast.display.displays import Result, SuiteCell
+from holdfast.engine.admission import budget_reached
+from holdfast.engine.session import confirm_finished, locate_run, preview_run
 from holdfast.engine.signals import Signals
 from holdfast.errors import BudgetReached, HoldfastError, Interrupted, worst_exit_code
 from holdfast.report.outcome import Outcome
@@ -22,9 +21,9 @@ from holdfast.report.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.display.types import Display
-    from holdfast.engine.brake import BudgetName
-    from holdfast.engine.options import Options
+    from holdfast.display.displays import Display
+    from holdfast.engine.admission import BudgetName
+    from holdfast.engine.session import Options
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Cell, SuiteLimits

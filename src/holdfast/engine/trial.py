@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.turns import Conversation, Script
 from holdfast.data.dataset import dataset_changed
-from holdfast.engine.brake import Halted
+from holdfast.engine.admission import Halted
 from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline

@@ -42,10 +42,9 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.data.readers import Row
-    from holdfast.display.types import Display
-    from holdfast.engine.brake import Brake
-    from holdfast.engine.options import Options
-    from holdfast.engine.session import Session
+    from holdfast.display.displays import Display
+    from holdfast.engine.admission import Brake
+    from holdfast.engine.session import Options, Session
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import PendingTrial
     from holdfast.spec.eval import Eval

@@ -3,17 +3,15 @@
 Counting:
 `stats`    intervals, pass@k, quantiles, histograms, paired tests, pure
 `tally`    sums over rows: verdicts by grader, usage, agreement of judges; notices about what a score does not show
-`benchmark` the numbers of a benchmark as lm-eval computes them, pure
-`verdicts` verdicts on an output by the present thresholds
-`trials`   the trials of a run with their verdicts, many at a time
+`benchmark` the numbers of a benchmark as lm-eval computes them
+`trials`   the trials of a run with their verdicts by the present thresholds, many at a time
 `trial_table` every trial as a row, for filters, sorting and counts
 `metrics`  results.json and metrics.json
 
 What a command prints:
-`preview`  the first prompt, and an estimate of tokens, dollars and batches, before a run
-`outcome`  how a run ended, or why it stopped
-`failures` what failed and why it is missing, what was retried
-`table`    tables of scores, the lines below them, and the plan of `--dry-run`
+`preview`  before a run: the plan, the first prompt, and an estimate of tokens, dollars and batches
+`outcome`  how a run ended, or why it stopped, and what failed in it
+`table`    tables of scores, and the lines below them
 `suite`    runs of a suite side by side, and which differ from the best
 `transcript` a run and its trials in the terminal, chosen by status, grader or sample
 
@@ -34,6 +32,5 @@ Comparing runs:
 Leaving with files:
 `result`   a run as `holdfast.evaluate` returns it
 `tables`   rows and columns of trials, transcripts as JSON lines
-`exports`  exports of a run that has ended; `exports.json` records how each went
-`live_exports` what a run exports while it is in progress, and the way to all other exporters
+`exports`  exports of a run while it is in progress and when it has ended; `exports.json` records how each went
 """

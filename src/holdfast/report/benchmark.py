@@ -1,4 +1,4 @@
-"""The numbers of a benchmark in lm-eval's words, with lm-eval's arithmetic. Pure functions.
+"""The numbers of a benchmark in lm-eval's words, with lm-eval's arithmetic.
 
 Sums are computed in the dataset's order with the operations of lm-eval, so that equal scores give equal digits. The
 standard errors of `perplexity` and `median`, for which lm-eval uses the bootstrap, are `N/A` here.
@@ -9,12 +9,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.graders.build import grader_places
+from holdfast.report.stats import pass_at_k
+from holdfast.spec.eval import TASK_FIELD
+from holdfast.store.heads import decode_line
 from holdfast.store.metrics import BenchmarkMetrics
+from holdfast.store.records import Grade
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from holdfast.plan.identity import RunIdentity
+    from holdfast.report.tally import Row
+    from holdfast.report.trials import Judged
     from holdfast.spec.eval import BenchmarkGroup, BenchmarkTask, BenchmarkTasks, TaskMetric
+    from holdfast.store.index import RunIndex
 
 Results = dict[str, Any]
 """the entry of a task or a group among the results"""
@@ -111,7 +120,7 @@ def outline(benchmark: BenchmarkTasks) -> BenchmarkMetrics:
 def describes(metrics: BenchmarkMetrics | None, benchmark: BenchmarkTasks | None) -> bool:
     """Return True if numbers were computed with the tasks and groups that a benchmark has now."""
     if metrics is None or benchmark is None:
-        return metrics is None and benchmark is None
+        return False
     current = outline(benchmark)
     names = ("group_subtasks", "versions", "n_shot", "higher_is_better")
     return all(getattr(metrics, name) == getattr(current, name) for name in names)
@@ -237,3 +246,62 @@ def _inherit(
             merged[metric] = higher if merged.get(metric, higher) == higher else None
     if merged:
         directions[name] = merged
+
+
+class BenchmarkScores:
+    """The contribution of each row of a benchmark to the metrics of its task, in the dataset's order."""
+
+    def __init__(self, identified: RunIdentity, index: RunIndex, benchmark: BenchmarkTasks) -> None:
+        self._benchmark = benchmark
+        self._identified = identified
+        self._index = index
+        self._tasks = identified.survey.groupings.get(TASK_FIELD)
+        self._names = list(benchmark.tasks) if self._tasks is None else self._tasks.values
+        self._graders = {place.name: number for number, place in enumerate(grader_places(identified.spec))}
+        self._values: dict[tuple[str, str], list[Any]] = {}
+        """by task and the metric's key"""
+
+    def add(self, position: int, row: Row, keys: Sequence[str]) -> None:
+        """Add the trials of one row, with their keys."""
+        name = self._names[0 if self._tasks is None else self._tasks.number_at(position)]
+        task = self._benchmark.tasks.get(name)
+        for metric in [] if task is None else task.metrics:
+            if (grader := self._graders.get(metric.grader or "")) is None:
+                continue
+            if metric.k is not None:
+                self._add_pass_at(name, metric, [judged.verdicts.get(grader) for judged in row.trials])
+                continue
+            if uses_values(metric):
+                values = [self._value(grader, key) for key in keys]
+            else:
+                values = [judged.score_of(grader) for judged in row.trials]
+            present = [value for value in values if value is not None]
+            if present:
+                # A sample counts once. Values that are not scores cannot be averaged: the first one counts.
+                value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
+                self._values.setdefault((name, metric.key), []).append(value)
+
+    def _add_pass_at(self, task: str, metric: TaskMetric, verdicts: Sequence[Judged | None]) -> None:
+        assert metric.k is not None
+        scored = [verdict for verdict in verdicts if verdict is not None and verdict.score is not None]
+        if len(scored) >= metric.k:
+            passes = sum(verdict.status == "passed" for verdict in scored)
+            self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
+
+    def _value(self, grader: int, trial: str) -> Any:
+        """Return the value in the details of a grader's verdict on a trial, which the index does not hold."""
+        ref = self._index.output(trial)
+        key = None if ref is None else self._identified.work.verdict_key(ref, grader)
+        verdict = None if key is None else self._index.verdicts(trial).get(key)
+        if verdict is None or verdict.line is None:
+            return None
+        details = decode_line(Grade, verdict.line).details
+        return details.get("value") if isinstance(details, dict) else None
+
+    def notices(self) -> list[str]:
+        """Return what users should know about the numbers."""
+        return missing_metrics(self._benchmark)
+
+    def metrics(self) -> BenchmarkMetrics:
+        """Return the numbers of the rows so far."""
+        return benchmark_metrics(self._benchmark, self._values)

@@ -1,4 +1,6 @@
-"""Exports of a run that has ended: those that its eval file and its command ask for, and any other by name.
+"""Exports of a run: copies that follow its journals while it works, and all others once it has ended.
+
+Most runs export nothing, so exporters are imported only if a run asks for one.
 
 `exports.json` in the run directory records how each export ended: a failed one can be repeated by name, and one that is
 up to date is skipped. An export that was only written to disk, because its service could not be reached, is `offline`,
@@ -19,12 +21,12 @@ import msgspec
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ConfigError, ExportFailed, HoldfastError, Problem, UsageError, with_hint
-from holdfast.report.live_exports import live_exporter
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import write_folder, write_transcripts
 from holdfast.spec.document import Document
-from holdfast.spec.eval_schema import EXPORTERS, FileExport, PluginExport, export_schema, read_export
+from holdfast.spec.eval_schema import EXPORTERS, LIVE_EXPORTERS, FileExport, PluginExport, export_schema, read_export
 from holdfast.spec.load import apply_override, parse_override
+from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import without_secrets
 from holdfast.store.files import UNREADABLE, make_directory, read_file, remove_leftovers, replacing
 from holdfast.store.records import SCHEMA_VERSION
@@ -33,22 +35,63 @@ from holdfast.versions import check_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
-    from holdfast.spec.eval_schema import ExportBlock
+    from holdfast.spec.eval_schema import ExportBlock, LiveExport
     from holdfast.store.rundir import RunDir
 
 
-def export_asked(
+class LiveExporter(Protocol):
+    """Follows a run from `start` to `close`. Its failures are warnings and change neither the run nor its exit code."""
+
+    schema: ClassVar[type[LiveExport]]
+    """the keys of its block under `output`"""
+
+    def __init__(self, block: Any, identity: RunIdentity, rundir: RunDir, notice: Callable[[str], None]) -> None: ...
+
+    def start(self) -> None:
+        """Begin to follow the run; return at once."""
+        ...
+
+    def close(self) -> None:
+        """Copy what has been recorded meanwhile, and stop. The run's journals are closed by then."""
+        ...
+
+    @classmethod
+    def write(cls, view: RunView, folder: Path, block: Any) -> Iterable[Path]:
+        """Write the copy of a finished run, and return its files."""
+        ...
+
+
+def live_exporter(name: str) -> type[LiveExporter]:
+    """Return the exporter of a key under `output`."""
+    kind: type[LiveExporter] = load_reference(LIVE_EXPORTERS[name])
+    return kind
+
+
+def live_exporters(identity: RunIdentity, rundir: RunDir, notice: Callable[[str], None]) -> list[LiveExporter]:
+    """Return the exporters that an eval asks for."""
+    blocks = identity.spec.live_exports
+    return [live_exporter(name)(block, identity, rundir, notice) for name, block in blocks.items()]
+
+
+def export_after_run(
     rundir: RunDir,
     spec: Eval,
     report: Callable[[str], None],
     warn: Callable[[str], None],
     *,
-    log_samples: bool,
-    output_path: Path | None,
-    exports: Sequence[str],
+    log_samples: bool = False,
+    output_path: Path | None = None,
+    exports: Sequence[str] = (),
 ) -> None:
-    """Write the exports that `export_after_run` describes."""
+    """Write what the eval file asks for of a finished run, then what the command asks for, also of an unfinished one.
+
+    `report` is called with a line for each file or address, `warn` with each failure of what the eval file asks for:
+    the run is whole, and the command that exports again is named. `log_samples` writes the transcripts into the run
+    directory, `output_path` is a folder for results and transcripts, `exports` names exporters. A failure of these
+    raises UsageError or ExportFailed.
+    """
     view = RunView(rundir)
     if rundir.finished:
         _write_live_exports(view, spec, report, warn)

@@ -6,7 +6,6 @@ that was not. Values that depend on the clock are kept apart in `timing`, at the
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from functools import lru_cache
@@ -17,30 +16,32 @@ import msgspec
 
 from holdfast.graders.build import grader_places
 from holdfast.plan.plan import check_rows
-from holdfast.report.benchmark import benchmark_metrics, missing_metrics, uses_values
-from holdfast.report.stats import pass_at_k, quantile_of
+from holdfast.report.stats import quantile_of
 from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notices, with_thoughts
-from holdfast.report.trial_table import ReportedTable
-from holdfast.report.trials import NO_OUTPUT, TextReader, TrialReader
-from holdfast.report.verdicts import grading_rules
-from holdfast.spec.eval import TASK_FIELD, benchmark_tasks
+from holdfast.report.trials import NO_OUTPUT, TextReader, TrialReader, grading_rules
+from holdfast.spec.eval import benchmark_tasks
+from holdfast.spec.plugins import load_reference
 from holdfast.store.answers import Answers, class_of_kind, count_answers
 from holdfast.store.files import replacing
-from holdfast.store.heads import decode_line
 from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
-from holdfast.store.records import SCHEMA_VERSION, Grade
+from holdfast.store.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.data.columns import Grouping
     from holdfast.plan.identity import RunIdentity
-    from holdfast.report.trials import TrialBatch
-    from holdfast.report.verdicts import Judged, JudgedOutput
-    from holdfast.spec.eval import BenchmarkTasks, TaskMetric
+    from holdfast.report.benchmark import BenchmarkScores
+    from holdfast.report.trial_table import ReportedTable
+    from holdfast.report.trials import JudgedOutput, TrialBatch
     from holdfast.store.index import RunIndex
-    from holdfast.store.metrics import BenchmarkMetrics
     from holdfast.store.rundir import RunDir
+
+_ELSEWHERE: Final = {
+    "benchmark": "holdfast.report.benchmark:BenchmarkScores",
+    "table": "holdfast.report.trial_table:ReportedTable",
+}
+"""what most runs do without"""
 
 
 def write_report(identified: RunIdentity, rundir: RunDir, index: RunIndex) -> Metrics:
@@ -48,9 +49,12 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: RunIndex) -> Me
     if identified.dataset.stamp() != identified.stamp:
         check_rows(identified.dataset, identified.survey)
     benchmark = benchmark_tasks(identified.spec.document.data)
-    scores = None if benchmark is None else _BenchmarkScores(identified, index, benchmark)
+    scores = None if benchmark is None else load_reference(_ELSEWHERE["benchmark"])(identified, index, benchmark)
     report = _Report(identified, index, scores)
-    table = ReportedTable(identified, index, [place.name for place in grader_places(identified.spec)])
+    table: ReportedTable | None = None
+    if index.published is not None:
+        graders = [place.name for place in grader_places(identified.spec)]
+        table = load_reference(_ELSEWHERE["table"])(identified, index, graders)
     with replacing(rundir.results) as file:
         head = {"schemaVersion": SCHEMA_VERSION, "run": identified.id, "eval": identified.spec.name}
         file.write(msgspec.json.encode(head)[:-1] + b',"trials":[\n')
@@ -62,7 +66,8 @@ def write_report(identified: RunIdentity, rundir: RunDir, index: RunIndex) -> Me
     metrics = report.metrics(rundir.journal_bytes())
     with replacing(rundir.metrics) as file:
         file.write(msgspec.json.format(msgspec.json.encode(metrics.to_dict()), indent=2) + b"\n")
-    table.publish(rundir, index)
+    if table is not None:
+        table.publish(rundir, index)
     return metrics
 
 
@@ -90,7 +95,7 @@ class _Field(NamedTuple):
 class _Report:
     """One pass over a run in the dataset's order."""
 
-    def __init__(self, identified: RunIdentity, index: RunIndex, benchmark: _BenchmarkScores | None = None) -> None:
+    def __init__(self, identified: RunIdentity, index: RunIndex, benchmark: BenchmarkScores | None = None) -> None:
         spec = identified.spec
         self._identified = identified
         self._index = index
@@ -118,7 +123,7 @@ class _Report:
         self._values = lru_cache(_MOST_EQUAL)(self._result_values)
         self._grades = lru_cache(_MOST_EQUAL)(self._result_grades)
 
-    def lines(self, table: ReportedTable) -> Iterator[bytes]:
+    def lines(self, table: ReportedTable | None) -> Iterator[bytes]:
         """Yield the entries of results.json, one per line and many at a time; count them and fill the table."""
         encode = msgspec.json.Encoder().encode_lines
         reader = TextReader()
@@ -129,7 +134,8 @@ class _Report:
                 texts = reader.read([output.line for output in batch.recorded])
                 self._with_thoughts += sum("</think>" in text for text in texts)
                 entries = self._entries(batch, texts, clusters)
-                table.add(batch, [entry.sample for entry in entries])
+                if table is not None:
+                    table.add(batch, [entry.sample for entry in entries])
                 # Every newline ends an entry: newlines in texts are escaped.
                 yield encode(entries)[:-1].replace(b"\n", b",\n")
         finally:
@@ -261,7 +267,7 @@ class _Report:
         notices = [*identified.idle_notices, *account_notices(kinds, self._places, graders)]
         notices += with_thoughts(spec, self._with_thoughts, self._outputs)
         if self._benchmark is not None:
-            notices += missing_metrics(self._benchmark.tasks)
+            notices += self._benchmark.notices()
         return Metrics(
             run=identified.id,
             eval=spec.name,
@@ -299,58 +305,3 @@ class _Report:
         missing = total - self._outputs
         errors = self._failed if so_far else missing
         return count_answers(kinds, errors=errors, pending=missing - errors)
-
-
-class _BenchmarkScores:
-    """The contribution of each row of a benchmark to the metrics of its task, in the dataset's order."""
-
-    def __init__(self, identified: RunIdentity, index: RunIndex, tasks: BenchmarkTasks) -> None:
-        self.tasks = tasks
-        self._identified = identified
-        self._index = index
-        self._tasks = identified.survey.groupings.get(TASK_FIELD)
-        self._names = list(tasks.tasks) if self._tasks is None else self._tasks.values
-        self._graders = {place.name: number for number, place in enumerate(grader_places(identified.spec))}
-        self._values: dict[tuple[str, str], list[Any]] = {}
-        """by task and the metric's key"""
-
-    def add(self, position: int, row: Row, keys: Sequence[str]) -> None:
-        """Add the trials of one row, with their keys."""
-        name = self._names[0 if self._tasks is None else self._tasks.number_at(position)]
-        task = self.tasks.tasks.get(name)
-        for metric in [] if task is None else task.metrics:
-            if (grader := self._graders.get(metric.grader or "")) is None:
-                continue
-            if metric.k is not None:
-                self._add_pass_at(name, metric, [judged.verdicts.get(grader) for judged in row.trials])
-                continue
-            if uses_values(metric):
-                values = [self._value(grader, key) for key in keys]
-            else:
-                values = [judged.score_of(grader) for judged in row.trials]
-            present = [value for value in values if value is not None]
-            if present:
-                # A sample counts once. Values that are not scores cannot be averaged: the first one counts.
-                value = present[0] if uses_values(metric) or len(present) == 1 else math.fsum(present) / len(present)
-                self._values.setdefault((name, metric.key), []).append(value)
-
-    def _add_pass_at(self, task: str, metric: TaskMetric, verdicts: Sequence[Judged | None]) -> None:
-        assert metric.k is not None
-        scored = [verdict for verdict in verdicts if verdict is not None and verdict.score is not None]
-        if len(scored) >= metric.k:
-            passes = sum(verdict.status == "passed" for verdict in scored)
-            self._values.setdefault((task, metric.key), []).append(pass_at_k(len(scored), passes, metric.k))
-
-    def _value(self, grader: int, trial: str) -> Any:
-        """Return the value in the details of a grader's verdict on a trial, which the index does not hold."""
-        ref = self._index.output(trial)
-        key = None if ref is None else self._identified.work.verdict_key(ref, grader)
-        verdict = None if key is None else self._index.verdicts(trial).get(key)
-        if verdict is None or verdict.line is None:
-            return None
-        details = decode_line(Grade, verdict.line).details
-        return details.get("value") if isinstance(details, dict) else None
-
-    def metrics(self) -> BenchmarkMetrics:
-        """Return the numbers of the rows so far."""
-        return benchmark_metrics(self.tasks, self._values)

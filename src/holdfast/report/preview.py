@@ -1,4 +1,4 @@
-"""A preview of a run: the messages of the first sample, and an estimate of tokens, dollars and batches.
+"""What `--dry-run` shows: the plan, the messages of the first sample, and an estimate of tokens, dollars and batches.
 
 Requests are estimated from the rows to the extent that their text is fixed in advance. Replies are assumed to be as
 long as in an earlier run of the eval. If a model decides how many requests there are, with tools or a simulated user,
@@ -8,13 +8,17 @@ the earlier run also supplies their number and length.
 from __future__ import annotations
 
 from contextlib import suppress
+from io import StringIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from rich.text import Text
 
 from holdfast.conversation.turns import Script
 from holdfast.display.format import dollars
+from holdfast.display.grid import make_console
+from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import AttemptError, ResultsError, VersionError
 from holdfast.graders.build import grader_places
 from holdfast.http.urls import bare_url
@@ -22,6 +26,7 @@ from holdfast.plan.changes import format_count
 from holdfast.plan.identity import installed_code
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import endpoint_of
+from holdfast.spec.redact import without_secrets
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.store.records import content_text
@@ -308,3 +313,51 @@ def preview(identity: RunIdentity, plan: Plan, rundir: RunDir) -> Preview:
         expected,
         _describe_endpoint(spec, spec.target) if isinstance(spec.target, ModelTarget) else None,
     )
+
+
+def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
+    """Print the compiled eval, the plan of its run, and of the baseline's run if it has a baseline, and its preview."""
+    if as_json:
+        target, *baseline = [plan_as_json(*each) for each in planned]
+        data = {**target, **({"baseline": baseline[0]} if baseline else {})}
+        echo_json(msgspec.json.encode(data))
+        return
+    from ruamel.yaml import YAML
+
+    yaml, text = YAML(), StringIO()
+    yaml.dump(_shortened(without_secrets(planned[0][0].spec.document.data)), text)
+    console = make_console()
+    console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
+    console.print()
+    for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
+        console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
+        console.print(str(plan), soft_wrap=True)
+    for notice in planned[0][0].plan_notices:
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    identity, rundir, plan = planned[0]
+    for line in preview(identity, plan, rundir).lines():
+        echo(line)
+
+
+def _shortened(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an eval to print: of a benchmark with many tasks, only their number."""
+    about = (data.get("metadata") or {}).get("benchmark")
+    if not isinstance(about, dict) or len(about.get("tasks") or ()) < 2:
+        return data
+    shorter = {**about, "tasks": f"{len(about['tasks'])} tasks", "groups": f"{len(about.get('groups') or ())} groups"}
+    shorter["dataset"] = list(dict.fromkeys(each["path"] for each in about.get("dataset") or ()))
+    return {**data, "metadata": {**data["metadata"], "benchmark": shorter}}
+
+
+def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
+    """Describe the plan of a run for programs."""
+    return {
+        "run": str(rundir.path),
+        "already_finished": rundir.finished,
+        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run", "uncertain")},
+        "lenders": dict(plan.lenders),
+        "reasons": plan.reasons,
+        "notices": identity.plan_notices,
+        "preview": preview(identity, plan, rundir).as_dict(),
+        "eval": without_secrets(identity.spec.document.data),
+    }

@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.graders.build import GraderPlace, grader_places, threshold
 from holdfast.plan.identity import slot_of
 from holdfast.plan.plan import Slot, Work
-from holdfast.report.verdicts import grading_rules, judge_output, measured_graders
+from holdfast.report.trials import grading_rules, judge_output, measured_graders
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load import eval_of_run
 from holdfast.store.calls import read_steps, uncertain_trials
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from holdfast.data.dataset import Sample
     from holdfast.plan.plan import Verdicts
-    from holdfast.report.verdicts import JudgedOutput, TrialStatus
+    from holdfast.report.trials import JudgedOutput, TrialStatus
     from holdfast.spec.eval import Eval
     from holdfast.store.heads import OutputRef
     from holdfast.store.index import RunIndex

@@ -23,10 +23,11 @@ from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Exit, Fault, HoldfastError, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, compare_metrics, read_scores, shared_clusters
-from holdfast.report.failures import failed_lines, uncertain_lines
+from holdfast.report.outcome import failed_lines, uncertain_lines
+from holdfast.report.preview import plan_as_json
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import LEVEL, Z95, holm, p_text
-from holdfast.report.table import plan_as_json, with_raised_limit
+from holdfast.report.table import with_raised_limit
 from holdfast.store.catalog import summarize_run
 
 if TYPE_CHECKING:

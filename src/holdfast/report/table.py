@@ -1,39 +1,31 @@
-"""What a command prints about a run: tables of scores, the lines below them, and the plan of `--dry-run`."""
+"""What a command prints about a run: tables of scores, and the lines below them."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from io import StringIO
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from rich.text import Text
 
 from holdfast.display.format import dollars, duration, interval_text, latency, share
 from holdfast.display.grid import Column, fit_table, make_console
-from holdfast.display.terminal import echo_json
 from holdfast.errors import BudgetReached, Fault, Interrupted, Waiting, with_hint
 from holdfast.plan.changes import format_count
-from holdfast.report.failures import failed_lines, first_failed, retried_lines, uncertain_lines
-from holdfast.report.preview import preview
+from holdfast.report.outcome import failed_lines, first_failed, retried_lines, uncertain_lines
 from holdfast.report.stats import wilson
 from holdfast.spec.eval import TASK_FIELD
-from holdfast.spec.redact import without_secrets
 from holdfast.targets.types import batch_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from holdfast.plan.identity import RunIdentity
-    from holdfast.plan.plan import Plan
     from holdfast.report.outcome import Outcome
     from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, Metrics
     from holdfast.store.records import Usage
-    from holdfast.store.rundir import RunDir
     from holdfast.store.spent import Spent
 
 MOST_ROWS: Final = 64
@@ -469,48 +461,3 @@ def missing(so_far: Metrics) -> str:
         verb = "has" if len(counts) == 1 else "have"
         parts.append(f"{format_count(len(counts), 'grader')} {verb} no verdict on some outputs ({named}{more})")
     return f"incomplete: {'; '.join(parts) or 'trials are missing'}. Scores cover only what was graded."
-
-
-def print_compiled(planned: Sequence[tuple[RunIdentity, RunDir, Plan]], *, as_json: bool) -> None:
-    """Print the compiled eval and the plan of its run, and of the baseline's run if it has a baseline."""
-    if as_json:
-        target, *baseline = [plan_as_json(*each) for each in planned]
-        data = {**target, **({"baseline": baseline[0]} if baseline else {})}
-        echo_json(msgspec.json.encode(data))
-        return
-    from ruamel.yaml import YAML
-
-    yaml, text = YAML(), StringIO()
-    yaml.dump(_shortened(without_secrets(planned[0][0].spec.document.data)), text)
-    console = make_console()
-    console.print(text.getvalue().rstrip(), markup=False, soft_wrap=True)
-    console.print()
-    for (_, rundir, plan), what in zip(planned, ("run", "baseline"), strict=False):
-        console.print(f"{what}: {rundir.path}{' (finished)' if rundir.finished else ''}", soft_wrap=True)
-        console.print(str(plan), soft_wrap=True)
-    for notice in planned[0][0].plan_notices:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-
-
-def _shortened(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an eval to print: of a benchmark with many tasks, only their number."""
-    about = (data.get("metadata") or {}).get("benchmark")
-    if not isinstance(about, dict) or len(about.get("tasks") or ()) < 2:
-        return data
-    shorter = {**about, "tasks": f"{len(about['tasks'])} tasks", "groups": f"{len(about.get('groups') or ())} groups"}
-    shorter["dataset"] = list(dict.fromkeys(each["path"] for each in about.get("dataset") or ()))
-    return {**data, "metadata": {**data["metadata"], "benchmark": shorter}}
-
-
-def plan_as_json(identity: RunIdentity, rundir: RunDir, plan: Plan) -> dict[str, Any]:
-    """Describe the plan of a run for programs."""
-    return {
-        "run": str(rundir.path),
-        "already_finished": rundir.finished,
-        **{name: getattr(plan, name) for name in ("total", "finished", "reused", "to_grade", "to_run", "uncertain")},
-        "lenders": dict(plan.lenders),
-        "reasons": plan.reasons,
-        "notices": identity.plan_notices,
-        "preview": preview(identity, plan, rundir).as_dict(),
-        "eval": without_secrets(identity.spec.document.data),
-    }

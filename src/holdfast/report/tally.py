@@ -16,10 +16,9 @@ import msgspec
 
 from holdfast.data.panels import name_graders
 from holdfast.graders.build import grader_class
-from holdfast.report.stats import ExactSum, estimate, pass_all_k, pass_at_k
+from holdfast.report.stats import estimate, pass_all_k, pass_at_k
 from holdfast.store.answers import describe_answers
 from holdfast.store.metrics import Agreement, GraderMetrics, ValueMetrics
-from holdfast.store.records import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.report.stats import Estimate
-    from holdfast.report.verdicts import Judged, JudgedOutput, TrialStatus
+    from holdfast.report.trials import Judged, JudgedOutput, TrialStatus
     from holdfast.spec.eval import Eval
     from holdfast.store.records import GradeStatus
 
@@ -131,36 +130,6 @@ class Tally:
             pass_at={k: self._pass_at[k - 1] / samples for k, samples in shares},
             pass_all={k: self._pass_all[k - 1] / samples for k, samples in shares if k > 1},
             pass_n=dict(shares) if len(self._pass_samples) > 1 else {},
-        )
-
-
-class UsageTally:
-    """Tokens and costs; one unknown makes the sum unknown."""
-
-    def __init__(self) -> None:
-        self._input = self._output = self._requests = 0
-        self._cost = ExactSum()
-        self._tokens_known = self._cost_known = True
-
-    def add(self, usage: Usage) -> None:
-        """Add the usage of one trial or grade."""
-        if usage.input_tokens is None or usage.output_tokens is None:
-            self._tokens_known = False
-        self._input += usage.input_tokens or 0
-        self._output += usage.output_tokens or 0
-        self._requests += usage.requests
-        if usage.cost is None:
-            self._cost_known = False
-        else:
-            self._cost.add(usage.cost)
-
-    def summary(self) -> Usage:
-        """Return the sums."""
-        return Usage(
-            self._input if self._tokens_known else None,
-            self._output if self._tokens_known else None,
-            self._requests,
-            self._cost.value if self._cost_known else None,
         )
 
 

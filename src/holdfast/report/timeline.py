@@ -23,7 +23,7 @@ from holdfast.graders.build import threshold
 from holdfast.plan.changes import format_count
 from holdfast.report.chat import ChatMessage, ToolUse, listed_call, read_messages
 from holdfast.report.run_view import GradedTrial
-from holdfast.report.verdicts import BandState, TrialStatus, gravest
+from holdfast.report.trials import BandState, TrialStatus, gravest
 from holdfast.store.blobs import LINK, Blobs, describe_partial
 from holdfast.store.records import (
     NO_USAGE,

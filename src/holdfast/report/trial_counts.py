@@ -14,18 +14,17 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from holdfast.graders.build import grader_class, threshold
-from holdfast.report.failures import read_error_heads
 from holdfast.report.run_view import Pending
 from holdfast.report.stats import Histogram, estimate, make_histogram, score_histogram, wilson
 from holdfast.report.tally import summarize_verdicts
-from holdfast.report.verdicts import gravest
+from holdfast.report.trials import gravest, read_error_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import GradedTrial, RunView
-    from holdfast.report.verdicts import TrialStatus
+    from holdfast.report.trials import TrialStatus
     from holdfast.store.metrics import GraderMetrics
     from holdfast.store.rundir import RunDir
 

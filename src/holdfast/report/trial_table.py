@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
-    from holdfast.report.trials import TrialBatch
-    from holdfast.report.verdicts import JudgedOutput
+    from holdfast.report.trials import JudgedOutput, TrialBatch
     from holdfast.store.heads import OutputRef
     from holdfast.store.index import Key, RunIndex
     from holdfast.store.lines import LineRef
@@ -409,13 +408,12 @@ class ReportedTable:
 
     def __init__(self, identified: RunIdentity, index: RunIndex, graders: Sequence[str]) -> None:
         self._survey, self._trials = identified.survey, identified.work.trials
-        self._table: TrialTable | None = TrialTable(graders) if index.published is not None else None
-        self._failures: dict[tuple[str, bool], Failure] = {}
+        self._table: TrialTable | None = TrialTable(graders)
+        """None: there is no room for it"""
+        self._table.create()
         self._outputs = 0
-        if self._table is not None:
-            self._table.create()
-            last = index.last_failures()
-            self._failures = {name: Failure(kind, line) for name, (_, _, _, line, kind) in last.items()}
+        last = index.last_failures()
+        self._failures = {name: Failure(kind, line) for name, (_, _, _, line, kind) in last.items()}
 
     def add(self, batch: TrialBatch, samples: Iterable[str]) -> None:
         """Add the trials of a batch, of which the ids of the samples are passed."""
@@ -438,7 +436,7 @@ class ReportedTable:
         ]
         try:
             self._table.put(rows)
-        except sqlite3.Error:  # no room for it
+        except sqlite3.Error:
             self._table = None
         else:
             self._table.rows += len(rows)

@@ -1,4 +1,5 @@
-"""The trials of a run with their outputs and verdicts, in the dataset's order, a batch at a time.
+"""The trials of a run: verdicts by the present thresholds, one join for the report and for every reader; and all trials
+with their outputs and verdicts, in the dataset's order, a batch at a time.
 
 In most runs graders give few different verdicts. Outputs on which all verdicts are equal share one `JudgedOutput`, so
 that whoever counts can count equal ones together.
@@ -9,26 +10,165 @@ from __future__ import annotations
 import os
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
+from holdfast.graders.build import grader_class, grader_places, threshold
 from holdfast.plan.plan import look_up
-from holdfast.report.tally import UsageTally
-from holdfast.report.verdicts import JudgedOutput, judge_output, measured_graders
+from holdfast.report.stats import ExactSum
 from holdfast.store.files import open_file
-from holdfast.store.heads import check_line
+from holdfast.store.heads import ErrorHead, check_line, decode_head
 from holdfast.store.index import unpack
-from holdfast.store.lines import LineBlock, LineRef
+from holdfast.store.lines import LineBlock, LineRef, scan
+from holdfast.store.metrics import Rule
+from holdfast.store.records import GradeStatus, Usage, apply_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
+    from holdfast.data.panels import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.identity import RunIdentity
-    from holdfast.plan.plan import TrialRecords
+    from holdfast.plan.plan import TrialRecords, Work
+    from holdfast.spec.eval import Eval
     from holdfast.store.heads import OutputRef, VerdictRef
     from holdfast.store.index import RunIndex
+    from holdfast.store.rundir import RunDir
+
+TrialStatus = Literal["passed", "failed", "error", "skipped", "not_reached", "pending", "uncertain"]
+"""`pending`: the trial has no output, or its graders have not been asked yet; `uncertain`: the trial has no output, and
+a person has to settle a call that may have happened"""
+BandState = Literal["passed", "failed", "error", "not_reached", "pending", "skipped"]
+
+
+class Judged(NamedTuple):
+    """A grader's verdict on an output."""
+
+    status: GradeStatus
+    score: float | None
+    recorded: VerdictRef | None = None
+    """None if the conversation ended before this checkpoint"""
+
+
+class JudgedOutput(msgspec.Struct, frozen=True, eq=False):
+    """An output with its verdicts. It is compared by identity, which makes it a fast key of mappings."""
+
+    verdicts: dict[int, Judged | None]
+    """by number of the graders that apply; None is a verdict that is still to come"""
+    status: GradeStatus
+    score: float | None
+
+    def score_of(self, grader: int) -> float | None:
+        """Return the score that a grader gave; None if it gave none."""
+        verdict = self.verdicts.get(grader)
+        return None if verdict is None else verdict.score
+
+
+_NOT_REACHED: Final = Judged("not_reached", None)
+
+
+def judge_output(
+    work: Work,
+    places: Sequence[GraderPlace],
+    recorded: Iterable[tuple[int, VerdictRef | None]],
+    panel: Panel,
+    measured: Container[int] = (),
+) -> JudgedOutput:
+    """Join an output with the verdicts of the graders that look at its row, which `Work.verdicts` returns.
+
+    `measured` are the graders of which all verdicts are measurements.
+    """
+    verdicts: dict[int, Judged | None] = dict.fromkeys(panel.graders, _NOT_REACHED)
+    for number, verdict in recorded:
+        if verdict is None:
+            verdicts[number] = None
+            continue
+        if number in measured:
+            verdict = as_measurement(verdict)
+        status = apply_threshold(work.slots[number].threshold, verdict.status, verdict.score)
+        verdicts[number] = Judged(status, verdict.score, verdict)
+    return JudgedOutput(verdicts, *combine_verdicts([places[number] for number in verdicts], [*verdicts.values()]))
+
+
+def combine_verdicts(
+    places: Sequence[GraderPlace], verdicts: Sequence[Judged | None]
+) -> tuple[GradeStatus, float | None]:
+    """Return status and score of a trial: passed if every grader passes, and the final graders' weighted mean.
+
+    Graders of weight 0 are reported and decide nothing. A failed checkpoint makes the trial fail, whatever the final
+    graders say. A checkpoint that ended the conversation, even one of weight 0, leaves a score of 0. A verdict of None
+    is still to come.
+    """
+    passed, scored, cut_short, objected = True, False, False, False
+    weights: list[float] = []
+    weighted: list[float] = []
+    for place, verdict in zip(places, verdicts, strict=True):
+        if verdict is None or verdict.status == "error":
+            return "error", None
+        status, score, _ = verdict
+        objected = objected or status == "failed"
+        cut_short = cut_short or (status == "not_reached" and place.turn is None)
+        weight = place.block.weight
+        if weight == 0:
+            continue
+        passed = passed and status != "failed"
+        if score is not None:
+            scored = True
+            if place.turn is None:
+                weights.append(weight)
+                weighted.append(weight * score)
+    if cut_short and objected:
+        return "failed", 0.0
+    if not scored:
+        return "skipped", None
+    total = sum(weights)
+    return "passed" if passed else "failed", sum(weighted) / total if total else None
+
+
+def gravest(statuses: Iterable[TrialStatus]) -> BandState:
+    """Return the status of a checkpoint from the statuses of its graders."""
+    present = frozenset(statuses)
+    order: tuple[BandState, ...] = ("error", "failed", "pending", "passed", "not_reached")
+    return next((status for status in order if status in present), "skipped")
+
+
+def measured_graders(work: Work, places: Sequence[GraderPlace], index: RunIndex) -> frozenset[int]:
+    """Return the graders of which all verdicts are measurements, because some are.
+
+    Scores of a part of a grader's scale would be a wrong mean.
+    """
+    return frozenset(
+        number
+        for number, place in enumerate(places)
+        if not place.votes and grader_class(place.block).one_scale and _measures(work, number, index)
+    )
+
+
+def _measures(work: Work, number: int, index: RunIndex) -> bool:
+    """Return True if a verdict of a grader that counts has counts."""
+    slot = work.slots[number]
+    for key in index.unusual_verdicts(slot.fingerprint, slot.turn):
+        ref = index.output(key)
+        verdict_key = None if ref is None else work.verdict_key(ref, number)
+        verdict = None if verdict_key is None else index.verdicts(key).get(verdict_key)
+        if verdict is not None and verdict.counts is not None:
+            return True
+    return False
+
+
+def as_measurement(verdict: VerdictRef) -> VerdictRef:
+    """Return a verdict without its score; errors stay as they are."""
+    return verdict if verdict.score is None else verdict._replace(status="skipped", score=None)
+
+
+def grading_rules(spec: Eval) -> dict[str, Rule]:
+    """Return the thresholds and weights of an eval's graders, which turn recorded scores into a report."""
+    return {
+        place.name: Rule(threshold(place.block), place.block.weight, place.combine if place.votes else None)
+        for place in grader_places(spec)
+    }
+
 
 _GAP: Final = 1 << 13
 """bytes between two lines that are read faster than skipped"""
@@ -96,6 +236,36 @@ class TextReader:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+
+
+class UsageTally:
+    """Tokens and costs; one unknown makes the sum unknown."""
+
+    def __init__(self) -> None:
+        self._input = self._output = self._requests = 0
+        self._cost = ExactSum()
+        self._tokens_known = self._cost_known = True
+
+    def add(self, usage: Usage) -> None:
+        """Add the usage of one trial or grade."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self._tokens_known = False
+        self._input += usage.input_tokens or 0
+        self._output += usage.output_tokens or 0
+        self._requests += usage.requests
+        if usage.cost is None:
+            self._cost_known = False
+        else:
+            self._cost.add(usage.cost)
+
+    def summary(self) -> Usage:
+        """Return the sums."""
+        return Usage(
+            self._input if self._tokens_known else None,
+            self._output if self._tokens_known else None,
+            self._requests,
+            self._cost.value if self._cost_known else None,
+        )
 
 
 NO_OUTPUT: Final = JudgedOutput({}, "error", None)
@@ -184,3 +354,11 @@ def _mark(verdict: VerdictRef) -> tuple[object, ...]:
         score = verdict.score or str(verdict.score)  # 0.0 and -0.0 are equal, and are written differently
         return verdict.status, score
     return (id(verdict),)
+
+
+def read_error_heads(rundir: RunDir) -> Iterator[ErrorHead]:
+    """Yield the heads of the failed attempts of a run, which are enough to count them."""
+    for path in rundir.journals("errors"):
+        for line in scan(path):
+            if line.sound and (head := decode_head(ErrorHead, line.data)) is not None:
+                yield head

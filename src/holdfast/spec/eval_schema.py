@@ -513,7 +513,7 @@ EXPORTERS = Registry("holdfast.exporters", "exporter", {"samples": "holdfast.rep
 """Every exporter: a function that writes a run into a folder, or a `holdfast.report.exports.Service`."""
 
 LIVE_EXPORTERS: Final = BUILT_IN["holdfast.live_exporters"]
-"""Exporters that follow a run, by key under `output`: each is a `holdfast.report.live_exports.LiveExporter`."""
+"""Exporters that follow a run, by key under `output`: each is a `holdfast.report.exports.LiveExporter`."""
 
 
 class LiveExport(Block):

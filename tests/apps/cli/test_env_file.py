@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.apps.cli.env_file import find_env_file, read_env_file, take_env_file
+from holdfast.apps.cli.flags import find_env_file, read_env_file, take_env_file
 from holdfast.errors import ConfigError
 from tests.support.providers import Say, provider
 from tests.support.specs import command, write_spec

@@ -2,8 +2,6 @@
 
 import gc
 
-# Start-up allocates much and frees little; default GC thresholds cost 10 % of it. Set here, before the imports of the
-# commands, which take most of the time.
 # Starting allocates much and frees little: by default, a tenth of that time would be garbage collection. This is set
 # before the imports of the commands, which take most of the time.
 gc.set_threshold(100_000, 50, 1000)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.apps.cli.flags import complete_runs
-from holdfast.apps.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, find_run, runs_dir_option, runs_directory
 from holdfast.display.format import duration
 from holdfast.display.terminal import echo
 from holdfast.plugins.batches.ledger import BatchAbandoned, BatchStore, now, read_batches

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.apps.cli.flags import complete_runs
+from holdfast.apps.cli.flags import complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.ls import run_filters, select_runs, show_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
 from holdfast.errors import RunHeld, UsageError
 from holdfast.store.catalog import is_surely_ours

@@ -10,14 +10,20 @@ import click
 import msgspec
 
 from holdfast.apps.cli.errors import command_line
-from holdfast.apps.cli.flags import complete_runs, env_file_options, load_env_file, lock_timeout
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import (
+    complete_runs,
+    env_file_options,
+    load_env_file,
+    lock_timeout,
+    runs_dir_option,
+    runs_directory,
+)
 from holdfast.apps.cli.subjects import fetch_run, open_run
 from holdfast.display.displays import make_display
 from holdfast.display.grid import Column, fit_table, make_console
 from holdfast.display.terminal import echo, echo_json
-from holdfast.engine.options import Options
 from holdfast.engine.pairwise import judge_pairs
+from holdfast.engine.session import Options
 from holdfast.errors import UsageError
 from holdfast.plan.changes import format_count
 from holdfast.plugins.exporters.html import write_comparison

@@ -2,26 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec.structs import replace
 
 from holdfast.apps.cli.flags import (
     Concurrency,
     Duration,
-    EvalFlags,
     ExporterName,
     Positive,
+    accept_errors_option,
     complete_files,
     complete_profiles,
+    display_option,
     env_file_options,
+    no_wait_option,
+    retry_failed_option,
+    runs_dir_option,
+    wait_option,
 )
-from holdfast.apps.cli.runs import runs_dir_option
 from holdfast.errors import UsageError
 from holdfast.spec.plugins import load_reference
+from holdfast.store.claims import RunPolicy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.spec.load import Override
 
 _RUN: Final = "holdfast.apps.cli.running:run_evals"
 """imports the engine, which --help does not need"""
+
+
+class EvalFlags(RunPolicy, frozen=True, kw_only=True):
+    """The options of `holdfast eval`. A field has the name of its flag, unless another flag is noted."""
+
+    named: str | None
+    """--config"""
+    run: str | None
+    batch: str | None
+    force_squash: bool
+    models: tuple[str, ...]
+    """--model"""
+    trials: int | None
+    ids: tuple[str, ...]
+    """--task"""
+    tags: tuple[str, ...]
+    limit: int | None
+    concurrency: int | str | None
+    baseline_model: str | None
+    export: tuple[str, ...]
+    workers: int | None
+    max_cost: float | None
+    token_budget: int | None
+    max_time: float | None
+    runs_dir: Path | None
+    wait: bool
+    no_wait: bool
+    dry_run: bool
+    json: bool
+    display: str | None
+
+    def overrides(self) -> list[Override]:
+        """Return the flags that stand for keys of the eval file."""
+        keys: dict[tuple[str, ...], Any] = {
+            ("target", "model"): next(iter(self.models), None),
+            ("trials",): self.trials,
+            ("dataset", "ids"): list(self.ids) or None,
+            ("dataset", "tags"): list(self.tags) or None,
+            ("dataset", "limit"): self.limit,
+            ("limits", "concurrency"): self.concurrency,
+            ("limits", "max_cost"): self.max_cost,
+            ("limits", "token_budget"): self.token_budget,
+            ("limits", "max_time"): self.max_time,
+            ("baseline", "model"): self.baseline_model,
+        }
+        return [(path, value) for path, value in keys.items() if value is not None]
+
+    def suite_overrides(self) -> list[Override]:
+        """Return the flags that stand for keys of every eval file of a suite, which has its own targets and budgets."""
+        return replace(self, models=(), max_cost=None, token_budget=None, max_time=None).overrides()
 
 
 def _refuse_max_tokens(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -108,8 +169,8 @@ class _Grouped(click.Command):
 @click.option(
     "--fresh", "--force", is_flag=True, help="Archive the earlier run and start from scratch, reusing nothing."
 )
-@click.option("--retry-failed", is_flag=True, help="Retry the errors of a run that was finished with --accept-errors.")
-@click.option("--accept-errors", is_flag=True, help="Finish even if some trials have errors.")
+@retry_failed_option
+@accept_errors_option
 @click.option(
     "--accept-drift", is_flag=True, help="Keep outputs even if the code of the Python or command target has changed."
 )
@@ -150,22 +211,14 @@ class _Grouped(click.Command):
     help="Start no more trials, or calls of agents, after this time, such as 90s, 30m or 2h [default: no limit].",
 )
 @runs_dir_option
-@click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
-@click.option(
-    "--no-wait",
-    is_flag=True,
-    help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
-)
+@wait_option
+@no_wait_option
 @click.option(
     "-d", "--dry-run", is_flag=True, help="Show the plan and the first prompt. Nothing of the eval is run or imported."
 )
 @click.option("--json", is_flag=True, help="With --dry-run, print the plan as JSON.")
 @env_file_options
-@click.option(
-    "--display",
-    type=click.Choice(["rich", "plain", "json", "none"]),
-    help="How to show progress [default: rich on a terminal, else plain].",
-)
+@display_option
 def command(arguments: tuple[str, ...], **options: Any) -> int:
     """Run the eval file EVAL, or resume it.
 

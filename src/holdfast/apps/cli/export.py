@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from holdfast.apps.cli.errors import show_error, show_note
-from holdfast.apps.cli.flags import ExporterName, complete_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import ExporterName, complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import open_run
 from holdfast.display.terminal import echo
 from holdfast.errors import HoldfastError, UsageError

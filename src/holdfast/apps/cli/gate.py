@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.apps.cli.errors import show_note
-from holdfast.apps.cli.flags import complete_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import open_run
 from holdfast.display.terminal import echo, echo_json
 from holdfast.errors import Exit, UsageError

@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.apps.cli.flags import complete_files, complete_runs, env_file_options, load_env_file, lock_timeout
+from holdfast.apps.cli.flags import (
+    accept_errors_option,
+    complete_files,
+    complete_runs,
+    display_option,
+    env_file_options,
+    find_run,
+    find_runs_dir,
+    load_env_file,
+    lock_timeout,
+    runs_dir_option,
+    runs_directory,
+    wait_option,
+)
 from holdfast.apps.cli.running import export_results, run_and_report
-from holdfast.apps.cli.runs import find_run, find_runs_dir, runs_dir_option, runs_directory
-from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
+from holdfast.engine.session import Options
 from holdfast.errors import ResultsError, UsageError
 from holdfast.spec.formats import load_any, read_eval
 from holdfast.spec.load import eval_of_run, parse_override
@@ -27,13 +39,9 @@ if TYPE_CHECKING:
 @click.argument("config", required=False, shell_complete=complete_files)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--again", is_flag=True, help="Also grade outputs that already have their grades.")
-@click.option("--accept-errors", is_flag=True, help="Finish even if some trials have errors.")
-@click.option("--wait", is_flag=True, help="Wait if another process holds the run, instead of exiting with code 4.")
-@click.option(
-    "--display",
-    type=click.Choice(["rich", "plain", "json", "none"]),
-    help="How to show progress [default: rich on a terminal, else plain].",
-)
+@accept_errors_option
+@wait_option
+@display_option
 @runs_dir_option
 @env_file_options
 def command(

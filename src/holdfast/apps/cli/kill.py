@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.apps.cli.flags import complete_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import find_subject
 from holdfast.apps.cluster.watch.cleanup import kill
 from holdfast.apps.cluster.watch.find import Subject

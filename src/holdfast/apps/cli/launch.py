@@ -27,7 +27,7 @@ from holdfast.spec.suite import Suite, read_suite
 from holdfast.store.claims import RunPolicy
 
 if TYPE_CHECKING:
-    from holdfast.apps.cli.flags import EvalFlags
+    from holdfast.apps.cli.eval import EvalFlags
     from holdfast.apps.cluster.config.launch import Launch, Server
     from holdfast.apps.cluster.remote.registry import Invocation
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from holdfast.apps.cli.errors import show_warning
-from holdfast.apps.cli.flags import complete_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import find_subject
 from holdfast.apps.cluster.remote.invocation import TaskFolder
 from holdfast.apps.cluster.remote.transport import Here

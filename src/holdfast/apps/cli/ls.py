@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from holdfast.apps.cli.flags import Positive
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import Positive, runs_dir_option, runs_directory
 from holdfast.display.format import dollars, interval_text
 from holdfast.display.grid import Column, make_console, print_list
 from holdfast.display.terminal import echo, echo_json, printable

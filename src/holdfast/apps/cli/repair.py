@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.apps.cli.runs import find_run, runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import find_run, runs_dir_option, runs_directory
 from holdfast.display.terminal import echo
 from holdfast.errors import Exit, Fault, ManifestError, ResultsError, RunFileError, UsageError, VersionError
 from holdfast.store.run_lock import hold

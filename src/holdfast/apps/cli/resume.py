@@ -10,9 +10,22 @@ import click
 from msgspec.structs import replace
 
 from holdfast.apps.cli.errors import show_note
-from holdfast.apps.cli.flags import Concurrency, complete_runs, env_file_options, load_env_file, lock_timeout
+from holdfast.apps.cli.flags import (
+    Concurrency,
+    accept_errors_option,
+    complete_runs,
+    display_option,
+    env_file_options,
+    find_runs_dir,
+    load_env_file,
+    lock_timeout,
+    no_wait_option,
+    retry_failed_option,
+    runs_dir_option,
+    runs_directory,
+    wait_option,
+)
 from holdfast.apps.cli.running import export_results, run_and_report
-from holdfast.apps.cli.runs import find_runs_dir, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import find_subject
 from holdfast.apps.cluster.remote.invocation import TaskFolder, remove_stops
 from holdfast.apps.cluster.remote.registry import InvocationRegistry
@@ -22,8 +35,8 @@ from holdfast.apps.cluster.watch.find import Subject
 from holdfast.apps.cluster.watch.status import jobs_of, read_files
 from holdfast.canonical import canonical
 from holdfast.display.terminal import echo
-from holdfast.engine.options import Options
 from holdfast.engine.run import run_eval
+from holdfast.engine.session import Options
 from holdfast.errors import RunHeld, UsageError
 from holdfast.plan.history import match_outputs
 from holdfast.plan.identity import identify
@@ -39,24 +52,20 @@ if TYPE_CHECKING:
 @click.command("resume")
 @click.argument("what", metavar="ID|PATH", shell_complete=complete_runs)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--concurrency", type=Concurrency(), help="Runs only: maximum number of requests in flight, or auto.")
-@click.option("--accept-errors", is_flag=True, help="Runs only: finish even if some trials have errors.")
-@click.option("--retry-failed", is_flag=True, help="Runs only: retry errors that were accepted.")
+@click.option("--concurrency", type=Concurrency(), help="Maximum number of requests in flight, or auto.")
+@accept_errors_option
+@retry_failed_option
 @click.option(
     "--settle",
     multiple=True,
     metavar="SAMPLE/TRIAL=DECISION",
-    help="Runs only: say what became of a call that was cut off and must not happen twice. DECISION is happened:JSON "
+    help="Say what became of a call that was cut off and must not happen twice. DECISION is happened:JSON "
     "(the call's result), again (make the call) or restart (begin the trial again). If a trial has several such calls, "
     "SAMPLE/TRIAL#CALL names one by its id. Can be repeated.",
 )
-@click.option("--wait", is_flag=True, help="Runs only: wait if another process holds the run.")
-@click.option("--no-wait", is_flag=True, help="Runs only: exit with code 5 while batches are under way.")
-@click.option(
-    "--display",
-    type=click.Choice(["rich", "plain", "json", "none"]),
-    help="Runs only: how to show progress [default: rich on a terminal, else plain].",
-)
+@wait_option
+@no_wait_option
+@display_option
 @runs_dir_option
 @env_file_options
 def command(
@@ -75,7 +84,7 @@ def command(
 
     Neither the configuration nor the eval file is needed: an invocation's directory and a run's manifest hold
     everything except secrets. KEY=VALUE changes the limits of a run, such as limits.max_cost=20; a change that would
-    make it another run is rejected. The exit code is 4 if somebody is working on it already.
+    make it another run is rejected; all options are for runs. The exit code is 4 if somebody is working on it already.
     """
     root = runs_directory(runs_dir)
     subject = find_subject(what, root)

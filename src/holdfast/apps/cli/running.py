@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.apps.cli.errors import command_line, show_note, show_warning
-from holdfast.apps.cli.flags import load_env_file
-from holdfast.apps.cli.runs import run_name
-from holdfast.display.displays import make_display
+from holdfast.apps.cli.flags import load_env_file, lock_timeout, run_name, runs_directory
+from holdfast.display.displays import Result, make_display
 from holdfast.display.terminal import echo, notes_to
-from holdfast.display.types import Result
 from holdfast.engine.run import run_eval
-from holdfast.engine.session import preview_run
+from holdfast.engine.session import Options, preview_run
 from holdfast.engine.user_code import unseen_code
 from holdfast.errors import COMPLETE, HoldfastError, UsageError
-from holdfast.report.live_exports import export_after_run
-from holdfast.report.table import print_compiled, print_outcome
+from holdfast.report.table import print_outcome
 from holdfast.spec.fingerprint import running_nothing
 from holdfast.spec.formats import find_reader, is_configuration, is_eval, is_suite, load_any, resolve_eval
 from holdfast.spec.load import baseline_of, parse_override
@@ -28,9 +25,8 @@ from holdfast.spec.plugins import load_reference
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.apps.cli.flags import EvalFlags
-    from holdfast.display.types import Display
-    from holdfast.engine.options import Options
+    from holdfast.apps.cli.eval import EvalFlags
+    from holdfast.display.displays import Display
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
     from holdfast.spec.document import Document
@@ -42,7 +38,8 @@ _ELSEWHERE: Final = {
     "launch": "holdfast.apps.cli.launch:launch_command",
     "configuration": "holdfast.apps.cluster.config.compose:find_config",
     "workers": "holdfast.engine.local_workers:run_workers",
-    "preview": "holdfast.report.preview:preview",
+    "plan": "holdfast.report.preview:print_compiled",
+    "exports": "holdfast.report.exports:export_after_run",
     "side by side": "holdfast.report.suite:print_side_by_side",
 }
 """what most evals do without"""
@@ -146,8 +143,19 @@ def _launch(config: str, overrides: tuple[str, ...], flags: EvalFlags) -> int:
     return int(load_reference(_ELSEWHERE["launch"])(config, overrides, flags))
 
 
+def options_of(flags: EvalFlags) -> Options:
+    """Return the flags that say how to run, which are in no key."""
+    return Options(
+        runs_dir=runs_directory(flags.runs_dir),
+        wait=lock_timeout(wait=flags.wait),
+        wait_for_batches=not flags.no_wait,
+        command=command_line(),
+        **flags.policy,
+    )
+
+
 def _run(spec: Eval, flags: EvalFlags) -> Outcome:
-    options = flags.options()
+    options = options_of(flags)
     run = partial(run_locally, spec, options, flags.workers)
     return run_and_report(run, flags.display, lambda outcome: export_results(outcome, spec, options, flags.export))
 
@@ -156,13 +164,8 @@ def _dry_run(specs: list[Eval], flags: EvalFlags) -> int:
     """Print the compiled eval and the plan, its baseline's too, without writing anything."""
     for message in dict.fromkeys(message for spec in specs for message in unseen_code(spec)):
         show_note(message)
-    options = flags.options()
-    previews = [preview_run(spec, options) for spec in specs]
-    print_compiled(previews, as_json=flags.json)
-    if not flags.json:
-        identity, rundir, plan = previews[0]
-        for line in load_reference(_ELSEWHERE["preview"])(identity, plan, rundir).lines():
-            echo(line)
+    options = options_of(flags)
+    load_reference(_ELSEWHERE["plan"])([preview_run(spec, options) for spec in specs], as_json=flags.json)
     return 0
 
 
@@ -200,12 +203,13 @@ def run_locally(
 
 def export_results(outcome: Outcome, spec: Eval, policy: RunPolicy, exports: tuple[str, ...] = ()) -> None:
     """Export a run as its eval file and the command ask for; `exports` are names of formats."""
-    export_after_run(
-        outcome.rundir,
-        spec,
-        echo,
-        show_warning,
-        log_samples=policy.log_samples,
-        output_path=Path(policy.output_path) if policy.output_path else None,
-        exports=() if outcome.interrupted else exports,
-    )
+    if policy.log_samples or policy.output_path or exports or spec.exports or spec.live_exports:
+        load_reference(_ELSEWHERE["exports"])(
+            outcome.rundir,
+            spec,
+            echo,
+            show_warning,
+            log_samples=policy.log_samples,
+            output_path=Path(policy.output_path) if policy.output_path else None,
+            exports=() if outcome.interrupted else exports,
+        )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from holdfast.apps.cli.flags import Positive, complete_runs
-from holdfast.apps.cli.runs import find_run, run_name, runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import Positive, complete_runs, find_run, run_name, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import open_run
 from holdfast.display.grid import make_console, print_paged
 from holdfast.display.terminal import echo_json, printable

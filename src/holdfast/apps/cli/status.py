@@ -10,8 +10,7 @@ import click
 import msgspec
 
 from holdfast.apps.cli.errors import show_note, show_warning
-from holdfast.apps.cli.flags import complete_runs, env_file_options, load_env_file
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, env_file_options, load_env_file, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import find_subject
 from holdfast.apps.cluster.watch.find import Subject
 from holdfast.apps.cluster.watch.status import look, look_at_all

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.apps.cli.errors import show_note, show_warning
-from holdfast.apps.cli.runs import announce_version, find_run
+from holdfast.apps.cli.flags import announce_version, find_run
 from holdfast.apps.cluster.watch import copies
 from holdfast.apps.cluster.watch.find import NotKnown, find
 from holdfast.errors import NoSuchRun, UsageError

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from holdfast.apps.cli.errors import command_line, show_note
-from holdfast.apps.cli.running import export_results, run_locally
-from holdfast.display.displays import make_display
-from holdfast.display.types import Result
+from holdfast.apps.cli.running import export_results, options_of, run_locally
+from holdfast.display.displays import Result, make_display
 from holdfast.engine.session import preview_run
 from holdfast.engine.suite import run_suite
 from holdfast.engine.user_code import unseen_code
@@ -22,7 +21,7 @@ from holdfast.spec.suite import Suite, SuiteEval, load_suite, model_target, read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.apps.cli.flags import EvalFlags
+    from holdfast.apps.cli.eval import EvalFlags
     from holdfast.engine.suite import CellOutcome, SuiteOutcome
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.outcome import Outcome
@@ -55,7 +54,7 @@ def suite_command(source: Document | list[str], overrides: tuple[str, ...], flag
         return _dry_run(suite, cells, flags)
     budgets = {"max_cost": flags.max_cost, "token_budget": flags.token_budget, "max_time": flags.max_time}
     limits = suite.limits.model_copy(update={name: limit for name, limit in budgets.items() if limit is not None})
-    options, display = flags.options(), make_display(flags.display)
+    options, display = options_of(flags), make_display(flags.display)
 
     def run(cell: Cell, identity: RunIdentity) -> Outcome:
         return run_locally(identity.spec, options, flags.workers, display, identity)
@@ -102,6 +101,6 @@ def _dry_run(suite: Suite, cells: Sequence[Cell], flags: EvalFlags) -> int:
     specs = [cell.spec for cell in cells]
     for message in dict.fromkeys(message for spec in specs for message in (*spec.notices, *unseen_code(spec))):
         show_note(message)
-    options = flags.options()
+    options = options_of(flags)
     print_plan(suite.name, [(cell, *preview_run(cell.spec, options)) for cell in cells], as_json=flags.json)
     return 0

@@ -15,8 +15,7 @@ from urllib.parse import urlencode
 import click
 
 from holdfast.apps.cli.errors import show_note, show_warning
-from holdfast.apps.cli.flags import complete_runs
-from holdfast.apps.cli.runs import runs_dir_option, runs_directory
+from holdfast.apps.cli.flags import complete_runs, runs_dir_option, runs_directory
 from holdfast.apps.cli.subjects import fetch_runs
 from holdfast.apps.cluster.remote.registry import InvocationRegistry
 from holdfast.apps.view.guard import AccessRules, read_key, write_private

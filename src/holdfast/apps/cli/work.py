@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.apps.cli.errors import command_line
-from holdfast.apps.cli.flags import Concurrency, lock_timeout
+from holdfast.apps.cli.flags import Concurrency, display_option, lock_timeout, no_wait_option
 from holdfast.apps.cli.running import export_results
 from holdfast.display.displays import make_display
 from holdfast.display.terminal import echo, echo_json
-from holdfast.engine.options import Ended, Options, follow_input
+from holdfast.engine.attached import Ended, follow_input
+from holdfast.engine.session import Options
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import new_worker_id, run_worker, shared_eval
 from holdfast.errors import Exit, Fault, Interrupted, UsageError
@@ -22,7 +23,7 @@ from holdfast.report.table import print_outcome
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from holdfast.engine.brake import Reason
+    from holdfast.engine.admission import Reason
 
 
 @click.command("work")
@@ -41,17 +42,9 @@ if TYPE_CHECKING:
 @click.option(
     "--wait", is_flag=True, help="Wait if another process needs the run to itself, instead of exiting with code 4."
 )
-@click.option(
-    "--no-wait",
-    is_flag=True,
-    help="Submit and collect batches, and exit with code 5 while they are under way, instead of waiting.",
-)
+@no_wait_option
 @click.option("--attached", is_flag=True, hidden=True, help="Stop when standard input ends; report the reason as JSON.")
-@click.option(
-    "--display",
-    type=click.Choice(["rich", "plain", "json", "none"]),
-    help="How to show progress [default: rich on a terminal, else plain].",
-)
+@display_option
 def command(
     run: Path,
     worker: str | None,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.apps.view.site import Site
     from holdfast.report.run_view import RunView
     from holdfast.report.trial_table import TrialTable
-    from holdfast.report.verdicts import TrialStatus
+    from holdfast.report.trials import TrialStatus
 
 _PATIENCE: Final = 0.25
 """seconds that a page waits"""

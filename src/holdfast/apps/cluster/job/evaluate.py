@@ -35,12 +35,12 @@ from holdfast.apps.cluster.remote.bundle import load_sent
 from holdfast.apps.cluster.remote.invocation import Prepared, TaskFolder, Worked
 from holdfast.apps.cluster.remote.transport import Here
 from holdfast.display.displays import Plain, say
-from holdfast.engine.options import Ended, Options, follow_input
-from holdfast.engine.session import locate_run
+from holdfast.engine.attached import Ended, follow_input
+from holdfast.engine.session import Options, locate_run
 from holdfast.engine.signals import Signals
 from holdfast.engine.worker import prepare, run_worker
 from holdfast.errors import COMPLETE, Exit, Fault, HoldfastError, RunHeld
-from holdfast.report.live_exports import export_after_run
+from holdfast.report.exports import export_after_run
 from holdfast.report.outcome import Outcome
 from holdfast.report.table import print_outcome
 from holdfast.spec.schema import one_or_all

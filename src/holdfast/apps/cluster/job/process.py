@@ -29,7 +29,7 @@ import msgspec
 import holdfast
 from holdfast.apps.cluster.job.context import POLL_SECONDS, say
 from holdfast.apps.cluster.remote.executor import job_command
-from holdfast.engine.options import FINISH
+from holdfast.engine.attached import FINISH
 from holdfast.errors import HoldfastError
 from holdfast.store.rundir import RunDir
 

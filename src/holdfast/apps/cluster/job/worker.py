@@ -17,7 +17,7 @@ from holdfast.apps.cluster.remote.executor import active_main_jobs
 from holdfast.apps.cluster.remote.invocation import EndpointFile
 from holdfast.apps.cluster.remote.ledger import INTENT, Ledger
 from holdfast.apps.cluster.remote.transport import Here
-from holdfast.engine.options import Ended
+from holdfast.engine.attached import Ended
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast.apps.cluster.config.launch import SCHEMA_VERSION, TaskFile
 from holdfast.apps.cluster.remote.transport import Here
-from holdfast.engine.options import Ended
+from holdfast.engine.attached import Ended
 from holdfast.errors import UsageError, VersionError
 from holdfast.store.files import make_directory, replacing
 from holdfast.store.lines import is_sound, seal

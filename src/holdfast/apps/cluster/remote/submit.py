@@ -34,8 +34,7 @@ from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry
 from holdfast.apps.cluster.remote.slurm import Slurm
 from holdfast.apps.cluster.remote.transport import Ssh, Transport, connect
 from holdfast.apps.cluster.remote.trees import SourceFile
-from holdfast.engine.options import Options
-from holdfast.engine.session import preview_run
+from holdfast.engine.session import Options, preview_run
 from holdfast.errors import ClusterError, DataError, HoldfastError, Unreachable, UsageError
 from holdfast.plan.changes import format_count
 from holdfast.plan.identity import identify
