@@ -5,7 +5,9 @@ the last time, whether these are the whole run, the work of other processes, or 
 
 Rows are kept in SQLite, in the order of the lines. The rows of a large run are in a published file
 (`store.index_files`), which never changes and is only read; rows of lines that were appended since are in a temporary
-database with the same tables, which SQLite moves to a temporary file if it grows. All records of a key are rows.
+database with the same tables, which SQLite moves to a temporary file if it grows. A number of rows first wait in
+mappings by key, which are all that a small run needs: they go to the database when it is asked for more than keys, or
+when there are too many. All records of a key are rows.
 A look-up decides which of them counts, so the order in which files are read never matters:
 
     outputs    in a file, the last output; among several files, the output that began last, and this run's before a
@@ -65,6 +67,8 @@ _CACHE_PAGES: Final = 4096
 """pages of 4 KB that a connection holds in memory"""
 _AT_ONCE: Final = 256
 """keys that are looked up by one statement"""
+_MOST_WAITING: Final = 1 << 16
+"""rows that are kept out of the database: about 40 MB"""
 
 TABLES: Final = {
     "outputs": "key, file, at, len, digest, started, seconds, input, output, requests, cost, kind, row, sample, trial, "
@@ -181,7 +185,10 @@ class RunIndex:
         """`journals` returns the files of a kind of journal."""
         self._journals = journals
         self._db: sqlite3.Connection | None = None
-        """made when there is something to keep, which a new run does not have"""
+        """made when there is more to keep than may wait"""
+        self._waiting: dict[str, dict[Key, list[tuple[Any, ...]]]] = {table: {} for table in TABLES}
+        """by table and key: rows that are not in the database yet"""
+        self._waiting_rows = 0
         self._schemas = {table: ["main"] for table in TABLES}
         """by table: the databases with rows that count"""
         self.files: list[Path] = []
@@ -217,6 +224,8 @@ class RunIndex:
         """by file: the offset of the first verdict that counts"""
         self._set: str | None = None
         """digest of the outputs for which verdicts on all outputs together count; None: all such verdicts count"""
+        self._has_sets = False
+        """a verdict on all outputs together was read since the published file"""
         self.rows = dict.fromkeys(TABLES, 0)
         """number of rows of each table: at least as many as different keys"""
         self.published: Path | None = None
@@ -228,11 +237,16 @@ class RunIndex:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The connection, with tables for what is read."""
+        """The connection, with tables for what is read. All rows are in them."""
         if self._db is None:
             self._db = connect()
             make_tables(self._db, "main")
             make_searchable(self._db, "main")
+        if self._waiting_rows:
+            waiting, self._waiting_rows = self._waiting, 0
+            self._waiting = {table: {} for table in TABLES}
+            for table, rows in waiting.items():
+                self._store(table, [*chain.from_iterable(rows.values())], "main")
         return self._db
 
     def set_extents(self, extents: dict[Path, Extent]) -> None:
@@ -338,17 +352,29 @@ class RunIndex:
             self._last_lines[path] = LineRef(path, last, end - last).read()
 
     def _insert(self, table: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
-        if rows:
-            marks = ", ".join("?" * len(rows[0]))
-            db = self.db
-            try:
-                db.execute("BEGIN")
-                db.executemany(f"INSERT INTO {schema}.{table} ({TABLES[table]}) VALUES ({marks})", rows)
-                db.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                remedy = f"Free some space in {tempfile.gettempdir()}, or set TMPDIR. Then run the same command again."
-                raise Fault("disk", f"no room for the index of a run: {error}", remedy=remedy) from error
-            self.rows[table] += len(rows)
+        self.rows[table] += len(rows)
+        if schema != "main":
+            self._store(table, rows, schema)
+            return
+        waiting = self._waiting[table]
+        for row in rows:
+            waiting.setdefault(row[1], []).append(row)
+        self._waiting_rows += len(rows)
+        if self._waiting_rows > _MOST_WAITING:
+            _ = self.db  # which takes them
+
+    def _store(self, table: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
+        """Add rows to the database."""
+        if not rows:
+            return
+        db, marks = self.db, ", ".join("?" * len(rows[0]))
+        try:
+            db.execute("BEGIN")
+            db.executemany(f"INSERT INTO {schema}.{table} VALUES ({marks})", rows)
+            db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            remedy = f"Free some space in {tempfile.gettempdir()}, or set TMPDIR. Then run the same command again."
+            raise Fault("disk", f"no room for the index of a run: {error}", remedy=remedy) from error
 
     def number_of(self, path: Path) -> int:
         """Return the number of a journal."""
@@ -369,7 +395,10 @@ class RunIndex:
         return number
 
     def _row_maker(self, kind: str, path: Path) -> Callable[[Any, int, int], tuple[Any, ...]]:
-        """Return a function that turns the lines of a file into rows, and adds up their usage."""
+        """Return a function that turns the lines of a file into rows, and adds up their usage.
+
+        Rows begin with a place for their number, which the database gives.
+        """
         file, totals, lent = self.number_of(path), self.totals, lender_of(path) is not None
 
         def output_row(head: OutputHead, at: int, length: int) -> tuple[Any, ...]:
@@ -384,6 +413,7 @@ class RunIndex:
                 marks = [(pack(moment.digest), moment.tokens, moment.seconds) for moment in moments(head.marks)]
                 rest = _encode(_OutputRest(marks, odd))
             return (
+                None,
                 pack(head.key),
                 file,
                 at,
@@ -412,10 +442,12 @@ class RunIndex:
                 totals.add_grade(usage, head.time, head.seconds)
             rest = None
             if odd is not None or head.counts is not None or head.together is not None:
+                self._has_sets = self._has_sets or head.together is not None
                 rest = _encode(_VerdictRest(head.counts, head.together, odd))
             place = self._place(head.by, head.turn)
             status = _STATUS_CODES[head.status]
             return (
+                None,
                 pack(head.key),
                 place,
                 pack(head.judged),
@@ -433,14 +465,14 @@ class RunIndex:
             numbers, _ = _numbers_of(head.usage)
             source = "" if lent and head.source is None else head.source
             intent = head.kind == "intent"
-            return pack(head.key), file, at, length, intent, *numbers, head.time, head.seconds, source
+            return None, pack(head.key), file, at, length, intent, *numbers, head.time, head.seconds, source
 
         def error_row(head: ErrorHead, at: int, length: int) -> tuple[Any, ...]:
             totals.add_time(head.time - head.seconds, head.time)
             if head.usage is not None:
                 totals.add(head.usage)
             self._count_failure(head.key, head.where, head.kind, head.time)
-            return pack(head.key), file, at, length, head.where, head.kind, head.time
+            return None, pack(head.key), file, at, length, head.where, head.kind, head.time
 
         makers: dict[str, Callable[[Any, int, int], tuple[Any, ...]]] = {
             "outputs": output_row,
@@ -627,13 +659,9 @@ class RunIndex:
             verdict = VerdictRef(_STATUSES[status], score, usage, time, counts, together, line)
             own, name = verdicts.setdefault(key, {}), (by, turn, unpack(judged))
             earlier = own.get(name)
-            if earlier is None or self._place_in_time(earlier) < (time, file, at):
+            if earlier is None or _place_in_time(earlier) < _place_in_time(verdict):
                 own[name] = verdict
         return verdicts
-
-    def _place_in_time(self, verdict: VerdictRef) -> tuple[float, int, int]:
-        assert verdict.line is not None
-        return verdict.time, self._numbers[verdict.line.path], verdict.line.offset
 
     def count_verdicts(self) -> int:
         """Return the number of different verdicts, without errors."""
@@ -658,11 +686,12 @@ class RunIndex:
 
     def has_set_verdicts(self) -> bool:
         """Return True if a verdict may be one on all outputs together."""
-        return any(
-            _verdict_rest.decode(rest).together is not None
-            for schema in self._schemas["verdicts"]
-            if self.rows["verdicts"]
-            for (rest,) in self.db.execute(f"SELECT rest FROM {schema}.verdicts WHERE rest IS NOT NULL")
+        return self._has_sets or (
+            self.counts("verdicts")
+            and any(
+                _verdict_rest.decode(rest).together is not None
+                for (rest,) in self.db.execute("SELECT rest FROM base.verdicts WHERE rest IS NOT NULL")
+            )
         )
 
     def require_set(self, digest: str) -> None:
@@ -737,13 +766,16 @@ class RunIndex:
 
     def _find(self, table: str, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of many keys, each after the row's number."""
-        if not self.rows[table]:
+        if waiting := self._waiting[table]:
+            for key in keys:
+                if key in waiting:
+                    yield from waiting[key]
+        if self._db is None or not self.rows[table]:
             return
-        db = self.db
         for some in _chunks(keys):
             marks = ",".join("?" * len(some))
             for schema in self._schemas[table]:
-                yield from db.execute(f"SELECT * FROM {schema}.{table} WHERE key IN ({marks})", some)
+                yield from self._db.execute(f"SELECT * FROM {schema}.{table} WHERE key IN ({marks})", some)
 
     def _all_keys(self, table: str) -> Iterator[list[Key]]:
         """Yield all different keys of a table, many at a time."""
@@ -753,6 +785,11 @@ class RunIndex:
         cursor = self.db.execute(keys)  # sorted by key, as look-ups find rows fastest
         while rows := cursor.fetchmany(_AT_ONCE):
             yield [key for (key,) in rows]
+
+
+def _place_in_time(verdict: VerdictRef) -> tuple[float, str, int]:
+    assert verdict.line is not None
+    return verdict.time, str(verdict.line.path), verdict.line.offset
 
 
 def _chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
