@@ -12,7 +12,6 @@ import pytest
 
 from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.apps.cluster.config.launch import Server
-from holdfast.apps.cluster.config.servers import Mount
 from holdfast.apps.cluster.job.servers import without_container
 from holdfast.apps.cluster.remote.bundle import collect, copies_in, load_sent, send_bundles
 from holdfast.apps.cluster.remote.registry import InvocationRegistry
@@ -243,7 +242,7 @@ def test_a_preview_reports_a_cluster_that_does_not_answer(folder: Path) -> None:
 
 
 def test_without_a_container_a_server_gets_the_real_path_of_its_checkpoint() -> None:
-    mounts = (str(Mount("/lustre/ckpt", "/checkpoint", "ro")), "/lustre/c:/cache", "/data:/d")
+    mounts = ("/lustre/ckpt:/checkpoint:ro", "/lustre/c:/cache", "/data:/d")
     served = Server(
         command="serve /checkpoint --tokenizer /checkpoint/tok --log /d/checkpoint /checkpoints",
         mounts=mounts,

@@ -12,11 +12,12 @@ import pytest
 from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.apps.cluster.config.schema import DeploymentBlock
 from holdfast.apps.cluster.config.servers import server_command
-from holdfast.apps.cluster.config.tree import compiled_sections, compiled_yaml
+from holdfast.apps.cluster.config.tree import compiled_yaml
 from holdfast.apps.cluster.config.variables import EnvVar, check_environment, host_values, wandb_login
 from holdfast.errors import ConfigError, UsageError
 from holdfast.plugins.benchmarks.native import SAMPLES
 from holdfast.plugins.exporters.wandb import detect
+from holdfast.spec.document import read_value
 from holdfast.spec.load import load_eval
 from tests.support.clusters import NEWER, OLDER, PROFILES, launched, lay_out, write
 
@@ -91,7 +92,7 @@ def test_older_keys_and_keys_without_effect_are_reported(folder: Path) -> None:
 def test_instances_without_nodes_have_one_each(folder: Path) -> None:
     launch = launched(folder, "newer", None, "execution.num_instances=2")
     assert (launch.nodes, deployment_of(launch).nodes, deployment_of(launch).instances) == (2, 2, 2)
-    assert "num_nodes: 2" in compiled_yaml(launch.tree, places=False)
+    assert "num_nodes: 2" in compiled_yaml(launch.tree)
     wider = launched(folder, "newer", None, "execution.num_instances=2", "execution.num_nodes=4")
     assert (wider.nodes, deployment_of(wider).nodes) == (4, 4)
     assert launched(folder, "newer", "BIG", "execution.num_instances=2").nodes == 2, "the profile says so"
@@ -876,7 +877,7 @@ def test_the_compiled_configuration_can_be_run_again(folder: Path, config: str) 
     assert second.execution == first.execution
     assert (second.shared, second.nodes) == (first.shared, first.nodes)
     assert [task.file for task in second.tasks] == [task.file for task in first.tasks]
-    assert compiled_yaml(second.tree, places=False) == compiled_yaml(first.tree, places=False)
+    assert read_value(compiled_yaml(second.tree)) == read_value(compiled_yaml(first.tree))
 
 
 def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Path) -> None:
@@ -894,8 +895,8 @@ def test_the_compiled_configuration_says_where_each_value_comes_from(folder: Pat
         matching = [text for text in shown.splitlines() if text.strip().startswith(line)]
         assert any(text.endswith(f"# {place}") for text in matching)
     assert "mmlu" not in shown
-    sections = [name for name, _ in compiled_sections(launched(folder, "newer", "BIG").tree)]
-    assert sections == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
+    sections = read_value(compiled_yaml(launched(folder, "newer", "BIG").tree))
+    assert list(sections) == ["run", "execution", "deployment", "env_vars", "evaluation", "export"]
 
 
 def test_the_compiled_configuration_contains_no_secret(folder: Path) -> None:

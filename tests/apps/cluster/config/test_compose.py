@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.apps.cluster.config.compose import PREFERRED, Composed, compose, find_config
+from holdfast.apps.cluster.config.compose import PREFERRED, compose, find_config
 from holdfast.apps.cluster.config.profiles import load_profile
 from holdfast.apps.cluster.config.tree import COMMAND_LINE, Tree, escape, interpolate, leaves
 from holdfast.errors import UsageError
@@ -20,6 +20,8 @@ from tests.support.running import holdfast
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.apps.cluster.config.tree import Resolved
+
 MINIMAL = """\
 execution: {type: slurm}
 deployment: {type: none}
@@ -28,7 +30,7 @@ deployment: {type: none}
 
 def composed(
     folder: Path, text: str, *overrides: str, profile: str | None = None, detached: bool = False, **environ: str
-) -> Composed:
+) -> Resolved:
     path = write(folder / "config" / "c.yaml", textwrap.dedent(text))
     loaded = None if profile is None else load_profile(profile, folder, {})
     return compose(path, overrides, loaded, folder, environ, detached=detached)

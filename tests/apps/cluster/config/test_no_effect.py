@@ -14,7 +14,6 @@ from holdfast.apps.cluster.config.launch import Container
 from holdfast.apps.cluster.config.profiles import OTHER_KEYS
 from holdfast.apps.cluster.remote.submit import preview
 from holdfast.errors import ConfigError, UsageError
-from holdfast.spec.eval_schema import export_schema
 from tests.support.clusters import launched, lay_out, write
 
 if TYPE_CHECKING:
@@ -69,6 +68,7 @@ VALUES: dict[str, Any] = {
     "execution.proxy.type": "haproxy",
     "execution.proxy.config": {"haproxy_port": 5},
     "execution.auto_export": ["mlflow"],
+    "export.wandb.mode": "offline",
     "execution.auto_export.destinations": ["csv"],
     "execution.auto_export.enabled": False,
     "execution.evaluation_gpu_visible": "0,1",
@@ -179,7 +179,7 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
     assert len(KEYS) > 200
     # Each partition has an effect with either --run or --batch; the profile decides the executor.
     assert silent == {"run.env.run_partition", "run.env.batch_partition", "run.env.executor"}
-    assert set(refused) == {"export", "export.gsheets"}
+    assert set(refused) == {"export", "export.gsheets", "export.wandb.to", "export.mlflow.to"}
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,6 @@ def test_no_key_is_ignored_silently(tmp_path: Path) -> None:
 def test_a_key_without_effect_is_named_with_its_reason(tmp_path: Path, override: str, message: str) -> None:
     folder = lay_out(tmp_path, keys=CONFIG)
     assert message in "\n".join(launched(folder, "keys", "BIG", override).notices)
-
-
-@pytest.mark.parametrize(
-    ("name", "block"), [("wandb", fields.LaunchWandbExport), ("mlflow", fields.LaunchMlflowExport)]
-)
-def test_the_settings_of_a_destination_are_options_of_its_export(name: str, block: type[Block]) -> None:
-    assert set(block.model_fields) <= set(export_schema(name).model_fields)
 
 
 def test_a_key_that_another_one_refers_to_has_an_effect(tmp_path: Path) -> None:

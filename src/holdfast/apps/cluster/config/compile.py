@@ -442,12 +442,11 @@ def _evaluation_container(config: _Configuration) -> Container | None:
     if execution.container_engine is None or not config.executor.is_local:
         return None
     home = {str(Path.home()): str(Path.home())} if execution.mounts.mount_home else {}
-    mounts = container_mounts(config.run.env, {**home, **execution.mounts.evaluation})
     return Container(
         image="",
         engine=execution.container_engine,
         options=tuple(shlex.split(execution.extra_docker_args or "")),
-        mounts=tuple(map(str, mounts)),
+        mounts=container_mounts(config.run.env, {**home, **execution.mounts.evaluation}),
     )
 
 

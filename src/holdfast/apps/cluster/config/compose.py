@@ -18,6 +18,7 @@ from holdfast.apps.cluster.config.tree import (
     COMMAND_LINE,
     DEFAULT,
     MANDATORY,
+    Resolved,
     Tree,
     interpolate,
     leaves,
@@ -63,17 +64,6 @@ UNSELECTED: dict[Location, Any] = {
 """values of a group that no `defaults:` list selects: such a launch asks only for what it names"""
 
 
-@dataclass(frozen=True)
-class Composed:
-    """The composed configuration, with the origin of each value."""
-
-    path: Path
-    tree: Tree
-    notices: tuple[str, ...]
-    used: frozenset[str] = frozenset()
-    """keys that other values refer to: `deployment` and `deployment.port` for `${deployment.port}`"""
-
-
 def find_config(config: str | Path, cwd: Path, environ: Mapping[str, str]) -> Path:
     """Find a configuration by its path (with a `/` or `.yaml`), or by its name.
 
@@ -111,7 +101,7 @@ def compose(
     detached: bool = False,
     suite: Suite | None = None,
     document: Document | None = None,
-) -> Composed:
+) -> Resolved:
     """Compose the configuration in `path`. An eval file is a configuration of one task, a suite one of several.
 
     `document` is the content of `path`, if the caller has read it. Only reads files; the same input gives the same
@@ -145,8 +135,7 @@ def compose(
     _mark_base_command(tree)
 
     place = None if profile is None else f"[{profile.name}] ({profile.place})"
-    interpolated = interpolate(tree, environ, place)
-    return Composed(path, interpolated.tree, interpolated.notices, interpolated.used)
+    return interpolate(tree, environ, place)
 
 
 def _refuse_other_dialects(tree: Tree) -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from holdfast.apps.cluster.config import schema
 from holdfast.apps.cluster.config.schema import (
-    NO_CONTAINER,
-    SERVED,
-    UNSERVED,
     AuxiliaryBlock,
     DeploymentBlock,
     DerivedCommand,
     EvaluatorConfig,
     ExecutionBlock,
-    Facts,
     LaunchBlock,
     LauncherBlock,
     LaunchExportBlock,
@@ -47,12 +44,13 @@ Rule = tuple[str, str]
 
 def keys_without_effect(tree: Tree, referenced: frozenset[str], executor: ExecutorRules) -> Iterator[str]:
     """Yield a line for each reason, with the keys and the place of the first one."""
-    facts, images = _survey(tree, executor)
+    server, images = _images(tree, executor)
+    marks = {mark for mark, holds in _conditions(tree, executor, server, images).items() if holds}
     rules = (
-        *_server_rules(tree, facts),
-        *_profile_rules(tree, referenced, facts, images),
+        *_server_rules(tree),
+        *_profile_rules(tree, referenced, executor, server, images),
         *_export_rules(tree),
-        *_block_rules(tree, facts),
+        *_block_rules(tree, marks),
     )
     reasons: dict[str, list[Location]] = {}
     reported: set[Location] = set()
@@ -68,29 +66,44 @@ def keys_without_effect(tree: Tree, referenced: frozenset[str], executor: Execut
         yield f"{tree.origin(locations[0])}: {names}: no effect here, because {why}"
 
 
-def _survey(tree: Tree, executor: ExecutorRules) -> tuple[Facts, list[str]]:
-    """Return the facts of a launch, and the images that are started, the model server's first."""
-    serves = tree.get("deployment", "type") != "none"
-    engine = tree.get("execution", "container_engine") if executor.is_local else None
+def _images(tree: Tree, executor: ExecutorRules) -> tuple[str | None, list[str]]:
+    """Return the image of the model server, and all images that are started; without an image, plain processes."""
+    engine = _engine(tree, executor)
     starts_containers = executor.starts_containers or engine is not None
-    server = tree.get("deployment", "image") if serves and starts_containers else None
+    server = tree.get("deployment", "image") if _serves(tree) and starts_containers else None
     others = [block.get("image") for block in _auxiliary(tree).values()] if starts_containers else []
     tasks = [tree.get("evaluation", "tasks", number, "container") for number in range(_task_count(tree)) if engine]
-    images = [image for image in (server, *others, *tasks) if image]
-    facts = Facts(
-        is_local=executor.is_local,
-        serves=serves,
-        serves_others=bool(_auxiliary(tree)),
-        several_workers=tree.get("execution", "workers") not in (None, 1),
-        multiple_instances=bool(tree.get("deployment", "multiple_instances")),
-        starts_containers=starts_containers,
-        has_engine=engine is not None,
-        server_image=server is not None,
-        task_image=any(tasks),
-        any_image=bool(images),
-        build_includes_gpus=bool(tree.get("run", "env", "build_include_gpus")),
-    )
-    return facts, images
+    return server, [image for image in (server, *others, *tasks) if image]
+
+
+def _conditions(tree: Tree, executor: ExecutorRules, server: str | None, images: list[str]) -> dict[NoEffect, bool]:
+    """Return which marks hold: the marked keys have no effect in this launch."""
+    serves, serves_others, engine = _serves(tree), bool(_auxiliary(tree)), _engine(tree, executor)
+    containers = [tree.get("evaluation", "tasks", number, "container") for number in range(_task_count(tree))]
+    return {
+        schema.CLUSTER_ONLY: executor.is_local,
+        schema.LOCAL_ONLY: not executor.is_local,
+        schema.UNSERVED: not serves,
+        schema.NO_SERVER: not (serves or serves_others),
+        schema.NO_OTHERS: not serves_others,
+        schema.SERVED: serves,
+        schema.ONE_WORKER: serves and tree.get("execution", "workers") in (None, 1),
+        schema.ONE_INSTANCE: not tree.get("deployment", "multiple_instances"),
+        schema.PLAIN_PROCESS: not (executor.starts_containers or engine is not None),
+        schema.NO_CONTAINER: not images,
+        schema.NO_SERVER_CONTAINER: server is None,
+        schema.NO_TASK_CONTAINER: engine is None or not any(containers),
+        schema.NO_ENGINE: engine is None or not images,
+        schema.BUILT_WITHOUT_GPUS: not tree.get("run", "env", "build_include_gpus"),
+    }
+
+
+def _serves(tree: Tree) -> bool:
+    return bool(tree.get("deployment", "type") != "none")
+
+
+def _engine(tree: Tree, executor: ExecutorRules) -> Any:
+    return tree.get("execution", "container_engine") if executor.is_local else None
 
 
 def _auxiliary(tree: Tree) -> dict[str, Any]:
@@ -105,7 +118,7 @@ def _task_count(tree: Tree) -> int:
     return len(tasks) if isinstance(tasks, list) else 0
 
 
-def _block_rules(tree: Tree, facts: Facts) -> Iterator[Rule]:
+def _block_rules(tree: Tree, marks: set[NoEffect]) -> Iterator[Rule]:
     """Yield keys that the schemas list or mark."""
     tasks = [f"evaluation.tasks.{number}" for number in range(_task_count(tree))]
     models: list[tuple[str, type[Block]]] = [
@@ -123,7 +136,7 @@ def _block_rules(tree: Tree, facts: Facts) -> Iterator[Rule]:
         for key, mark in _marks(model, place):
             if isinstance(mark, str):
                 yield key, mark
-            elif isinstance(mark, NoEffect) and mark.when(facts):
+            elif isinstance(mark, NoEffect) and mark in marks:
                 yield key, mark.why
 
 
@@ -142,15 +155,17 @@ def _marks(model: type[Block], place: str) -> Iterator[tuple[str, object]]:
                 yield from _marks(kind, key)
 
 
-def _server_rules(tree: Tree, facts: Facts) -> Iterator[Rule]:
+def _server_rules(tree: Tree) -> Iterator[Rule]:
     """Yield keys of servers that are not started, or that their commands do not use."""
     for name, block in _auxiliary(tree).items():
         yield from _command_rules(f"auxiliary_deployments.{name}", block, AuxiliaryBlock)
-    if not facts.serves:
-        yield from ((f"deployment.{name}", UNSERVED.why) for name in DeploymentBlock.known_keys() if name != "type")
-        yield "execution.env_vars.deployment", UNSERVED.why
+    if not _serves(tree):
+        yield from (
+            (f"deployment.{name}", schema.UNSERVED.why) for name in DeploymentBlock.known_keys() if name != "type"
+        )
+        yield "execution.env_vars.deployment", schema.UNSERVED.why
         return
-    yield "target.api_endpoint.model_id", SERVED.why
+    yield "target.api_endpoint.model_id", schema.SERVED.why
     yield from _command_rules("deployment", tree.get("deployment"), DeploymentBlock)
     yield from ((f"deployment.endpoints.{name}", "only chat and completions are asked") for name in _UNUSED_ENDPOINTS)
     chat, completions = (tree.get("deployment", "endpoints", name) for name in ("chat", "completions"))
@@ -173,16 +188,18 @@ def _command_rules(place: str, block: dict[str, Any], model: type[DeploymentBloc
         yield f"{place}.hf_model_handle", "checkpoint_path is given, and that is the model"
 
 
-def _profile_rules(tree: Tree, referenced: frozenset[str], facts: Facts, images: list[str]) -> Iterator[Rule]:
+def _profile_rules(
+    tree: Tree, referenced: frozenset[str], executor: ExecutorRules, server: str | None, images: list[str]
+) -> Iterator[Rule]:
     """Yield keys of the profile that another value replaces."""
-    for key, mark in _marks(ProfileBlock, "run.env") if not facts.is_local else ():
+    for key, mark in _marks(ProfileBlock, "run.env") if not executor.is_local else ():
         if isinstance(mark, ThroughExecution):
             value, origin = tree.get("execution", mark.key), tree.origin(("execution", mark.key))
             if str(tree.get(*key.split("."))) != str(value) and origin != COMMAND_LINE:
                 yield key, f"execution.{mark.key} is {value} ({origin})"
     if "run.env.container" not in referenced and tree.get("run", "env", "container_image") not in images:
-        why = f"deployment.image is {images[0]}" if facts.server_image else "no container is started from it"
-        yield "run.env.container_image", why if images else NO_CONTAINER.why
+        why = f"deployment.image is {images[0]}" if server is not None else "no container is started from it"
+        yield "run.env.container_image", why if images else schema.NO_CONTAINER.why
 
 
 def _export_rules(tree: Tree) -> Iterator[Rule]:

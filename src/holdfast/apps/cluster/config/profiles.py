@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.apps.cluster.config.executor import executor_problem, load_executor
-from holdfast.apps.cluster.config.schema import (
-    ProfileBlock,
-    WandbBlock,
-)
-from holdfast.apps.cluster.config.tree import Tree, walk
+from holdfast.apps.cluster.config.schema import ProfileBlock, WandbBlock
+from holdfast.apps.cluster.config.tree import Tree, tree_of
 from holdfast.errors import ConfigError, Problem, UsageError, suggest
+from holdfast.spec.document import Document
 from holdfast.spec.schema import validate_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.apps.cluster.config.executor import ExecutorRules
+    from holdfast.spec.document import Location
 
 FILE_VARIABLES = ("HOLDFAST_ENV_FILE", "NEMOTRON_ENV_FILE")
 RESERVED = ("wandb", "cli", "cache", "artifacts")
@@ -31,7 +30,7 @@ OTHER_KEYS = (
     *("resource_shape", "node_group", "node_reservation", "shared_memory_size", "image_pull_secrets"),
     "pre_launch_commands",
 )
-"""keys of profiles for dgxcloud and lepton, which have no effect here"""
+"""keys of profiles for dgxcloud and lepton, which have no effect here; some are secrets, so none is kept"""
 
 
 @dataclass(frozen=True)
@@ -164,21 +163,13 @@ def _read(path: Path, file: str) -> Tree:
         raise ConfigError([Problem(place, f"not valid TOML: {error}")]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(file, f"cannot be read: {error}")]) from error
-    lines = _lines(text, data)
-    origins: dict[tuple[str | int, ...], str] = {}
-    for location, _ in walk(data, ()):
-        nearest = location
-        while nearest and nearest not in lines:
-            nearest = nearest[:-1]
-        if nearest:
-            origins[location] = f"{file}:{lines[nearest]}"
-    return Tree(data, origins)
+    return tree_of(Document(data, path, _lines(text, data)), file)
 
 
-def _lines(text: str, data: dict[str, Any]) -> dict[tuple[str | int, ...], int]:
+def _lines(text: str, data: dict[str, Any]) -> dict[Location, int]:
     """Return the line of each table and key. Lines of a text that only look like keys are not in the data."""
     tree = Tree(data)
-    numbers: dict[tuple[str | int, ...], int] = {}
+    numbers: dict[Location, int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):

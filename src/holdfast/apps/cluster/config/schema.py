@@ -10,12 +10,13 @@ keys without effect in some launches have a mark, `NoEffect`. `no_effect` report
 from __future__ import annotations
 
 import re
-from collections.abc import Callable  # noqa: TC003 - pydantic reads it
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from holdfast.plugins.exporters.mlflow import MlflowExport
+from holdfast.plugins.exporters.wandb import WandbExport
 from holdfast.spec.document import parse_duration
 from holdfast.spec.eval_schema import EXPORTERS
 from holdfast.spec.schema import Block, Seconds
@@ -27,32 +28,11 @@ BASE_COMMAND = "<base command>"
 """stands for the derived command of the server in values that refer to `deployment.base_command`"""
 
 
-class Facts(NamedTuple):
-    """The settings that decide whether keys of a launch have an effect."""
-
-    is_local: bool
-    """jobs are processes on this machine"""
-    serves: bool
-    """the job serves the measured model"""
-    serves_others: bool
-    several_workers: bool
-    multiple_instances: bool
-    starts_containers: bool
-    """servers with an image run in it"""
-    has_engine: bool
-    """podman or docker starts containers"""
-    server_image: bool
-    task_image: bool
-    any_image: bool
-    build_includes_gpus: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NoEffect:
-    """A mark on a field: the key has no effect in launches for which `when` holds."""
+    """A mark on a field: the key has no effect in some launches; `no_effect` knows in which."""
 
     why: str
-    when: Callable[[Facts], bool]
 
 
 @dataclass(frozen=True)
@@ -69,28 +49,20 @@ class ThroughExecution:
     key: str
 
 
-CLUSTER_ONLY = NoEffect("it is for a cluster, and this runs on this machine", lambda of: of.is_local)
-LOCAL_ONLY = NoEffect("it is for this machine; on a cluster all tasks are queued at once", lambda of: not of.is_local)
-UNSERVED = NoEffect("deployment.type is `none`, so nothing is served", lambda of: not of.serves)
-NO_SERVER = NoEffect(UNSERVED.why, lambda of: not (of.serves or of.serves_others))
-NO_OTHERS = NoEffect("there are no auxiliary_deployments", lambda of: not of.serves_others)
-SERVED = NoEffect("the served model is the one evaluated", lambda of: of.serves)
-ONE_WORKER = NoEffect(
-    "only further workers go there, and execution.workers is 1; exports run in the main job",
-    lambda of: of.serves and not of.several_workers,
-)
-ONE_INSTANCE = NoEffect("multiple_instances is not set", lambda of: not of.multiple_instances)
-PLAIN_PROCESS = NoEffect(
-    "on this machine the server is a plain process without execution.container_engine",
-    lambda of: not of.starts_containers,
-)
-NO_CONTAINER = NoEffect("no container is started", lambda of: not of.any_image)
-NO_SERVER_CONTAINER = NoEffect(NO_CONTAINER.why, lambda of: not of.server_image)
-NO_TASK_CONTAINER = NoEffect(
-    "the evaluation runs in no container, and sees the paths of the node", lambda of: not of.task_image
-)
-NO_ENGINE = NoEffect("neither podman nor docker is started", lambda of: not (of.any_image and of.has_engine))
-BUILT_WITHOUT_GPUS = NoEffect("build_include_gpus is not set", lambda of: not of.build_includes_gpus)
+CLUSTER_ONLY = NoEffect("it is for a cluster, and this runs on this machine")
+LOCAL_ONLY = NoEffect("it is for this machine; on a cluster all tasks are queued at once")
+UNSERVED = NoEffect("deployment.type is `none`, so nothing is served")
+NO_SERVER = NoEffect(UNSERVED.why)
+NO_OTHERS = NoEffect("there are no auxiliary_deployments")
+SERVED = NoEffect("the served model is the one evaluated")
+ONE_WORKER = NoEffect("only further workers go there, and execution.workers is 1; exports run in the main job")
+ONE_INSTANCE = NoEffect("multiple_instances is not set")
+PLAIN_PROCESS = NoEffect("on this machine the server is a plain process without execution.container_engine")
+NO_CONTAINER = NoEffect("no container is started")
+NO_SERVER_CONTAINER = NoEffect(NO_CONTAINER.why)
+NO_TASK_CONTAINER = NoEffect("the evaluation runs in no container, and sees the paths of the node")
+NO_ENGINE = NoEffect("neither podman nor docker is started")
+BUILT_WITHOUT_GPUS = NoEffect("build_include_gpus is not set")
 DERIVED = DerivedCommand(("vllm", "vllm_ray", "sglang", "trtllm"))
 
 EXPORTS_ITSELF = "Holdfast itself exports, in the job"
@@ -602,32 +574,20 @@ _DESTINATION = dict.fromkeys(
 )
 
 
-class LaunchWandbExport(LauncherBlock):
-    """`export.wandb`."""
+class LaunchWandbExport(LauncherBlock, WandbExport):
+    """`export.wandb`: the options of the export, and keys of the launcher."""
 
     ignored: ClassVar = _DESTINATION
-    entity: str | None = None
-    project: str | None = None
-    name: str | None = None
-    group: str | None = None
-    job_type: str | None = None
-    tags: Lines = Field(default_factory=list)
-    description: str | None = None
-    extra_metadata: dict[str, Any] = Field(default_factory=dict)
+    to: Literal["wandb"] = "wandb"
 
 
-class LaunchMlflowExport(LauncherBlock):
-    """`export.mlflow`."""
+class LaunchMlflowExport(LauncherBlock, MlflowExport):
+    """`export.mlflow`: the options of the export, and keys of the launcher."""
 
     ignored: ClassVar = _DESTINATION | dict.fromkeys(
         ("log_config_params", "log_config_params_max_depth", "skip_existing", "exclude_patterns"), NO_OPTION
     )
-    tracking_uri: str | None = None
-    experiment_name: str | None = None
-    run_name: str | None = None
-    description: str | None = None
-    tags: dict[str, Any] = Field(default_factory=dict)
-    extra_metadata: dict[str, Any] = Field(default_factory=dict)
+    to: Literal["mlflow"] = "mlflow"
 
 
 class LaunchExportBlock(LauncherBlock):

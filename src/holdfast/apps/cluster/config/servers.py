@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from holdfast.apps.cluster.config.launch import CACHE, CHECKPOINT, NIM_PORT, PORT, Server
 from holdfast.apps.cluster.config.schema import BASE_COMMAND, DEPLOYMENTS, AuxiliaryBlock, DeploymentBlock
@@ -21,33 +20,13 @@ from holdfast.errors import suggest
 from holdfast.spec.schema import validate_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.apps.cluster.config.executor import ExecutorRules
     from holdfast.apps.cluster.config.schema import ExecutionBlock, ProfileBlock
     from holdfast.apps.cluster.config.tree import Tree
     from holdfast.spec.document import Location
     from holdfast.spec.schema import Findings
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A path of the host inside a container."""
-
-    source: str
-    target: str
-    options: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Mount:
-        """Read `source[:target[:options]]`."""
-        source, _, rest = text.partition(":")
-        target, _, options = rest.partition(":")
-        return cls(source, target or source, options)
-
-    def __str__(self) -> str:
-        """Format as pyxis and Docker write it."""
-        return ":".join(filter(None, (self.source, self.target, self.options)))
 
 
 def api_root(path: str) -> str:
@@ -79,23 +58,14 @@ def read_deployment(
     """Return the server of the measured model, if there is one, and its variables."""
     if block.type == "none":
         return None, []
-    scope = read_scope(tree, findings, "deployment")
-    _check_model(tree, block, ("deployment",), findings)
     if block.served_model_name is None:
         message = "is not given: the server is asked for the model that each eval file names"
         if (name := default_model(block)) is not None:
             message += f", and by benchmarks for {name}"
         findings.notice(tree, ("deployment", "served_model_name"), message)
-    server = build_server(
-        block,
-        scope,
-        container_mounts(env, execution.mounts.deployment, block),
-        execution,
-        instances=execution.num_instances,
-        nodes=execution.num_nodes,
-        tasks=execution.deployment.n_tasks,
-    )
-    return server, list(scope.values())
+    mounts = container_mounts(env, execution.mounts.deployment, block)
+    size = _Size(execution.num_instances, execution.num_nodes, execution.deployment.n_tasks)
+    return _read_server(tree, block, ("deployment",), mounts, execution, size, findings)
 
 
 def read_auxiliaries(
@@ -103,49 +73,46 @@ def read_auxiliaries(
 ) -> Iterator[tuple[Server, list[EnvVar]]]:
     """Yield the other servers, such as a judge's, each with its variables."""
     for name, block, location in auxiliary_blocks(tree, findings):
-        instances, nodes = block.num_instances, block.num_nodes or block.num_instances
-        _check_instances(tree, location, block, instances, nodes, executor, findings)
-        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes // instances, findings)
-        scope = read_scope(tree, findings, SECTION, name)
-        _check_model(tree, block, location, findings)
-        server = build_server(
-            spread,
-            scope,
-            container_mounts(env, execution.mounts.auxiliary.get(name, {}), spread),
-            execution,
-            name=name,
-            prefix=_prefix_of(name, block),
-            instances=instances,
-            nodes=nodes,
-            tasks=block.n_tasks,
-        )
-        yield server, list(scope.values())
+        size = _Size(block.num_instances, block.num_nodes or block.num_instances, block.n_tasks)
+        _check_instances(tree, location, block, size.instances, size.nodes, executor, findings)
+        nodes = size.nodes // size.instances
+        spread = spread_over_gpus(tree, block, location, execution.gpus_per_node, nodes, findings)
+        mounts = container_mounts(env, execution.mounts.auxiliary.get(name, {}), spread)
+        prefix = _prefix_of(name, block)
+        yield _read_server(tree, spread, location, mounts, execution, size, findings, prefix)
 
 
-def build_server(
+class _Size(NamedTuple):
+    instances: int
+    nodes: int
+    """of all instances together"""
+    tasks: int | None
+
+
+def _read_server(
+    tree: Tree,
     block: DeploymentBlock,
-    variables: Mapping[str, EnvVar],
-    mounts: Iterable[Mount],
+    location: tuple[str, ...],
+    mounts: tuple[str, ...],
     execution: ExecutionBlock,
-    *,
-    name: str = "deployment",
+    size: _Size,
+    findings: Findings,
     prefix: str = "",
-    instances: int,
-    nodes: int,
-    tasks: int | None,
-) -> Server:
-    """Return a server as jobs get it."""
+) -> tuple[Server, list[EnvVar]]:
+    """Return the server of a block as jobs get it, and its variables."""
+    variables = read_scope(tree, findings, *location)
+    _check_model(tree, block, location, findings)
     paths = {kind: path for kind, path in block.endpoints if path}
     chat = paths.get("chat") or paths.get("completions") or "/v1/chat/completions"
-    return Server(
-        name=name,
+    server = Server(
+        name=location[-1],
         prefix=prefix,
         command=server_command(block) or "",
         pre_cmd=block.pre_cmd,
         image=block.image,
         engine=execution.container_engine if block.image else None,
         engine_options=tuple(shlex.split(execution.extra_docker_args or "")),
-        mounts=tuple(map(str, mounts)),
+        mounts=mounts,
         mount_home=execution.mounts.mount_home,
         port=block.port,
         any_port=block.command is None or PORT in block.command,
@@ -155,12 +122,13 @@ def build_server(
         health_path=block.health_check_path or paths.get("health", "/health"),
         health_status=block.health_check_status,
         # Configurations for several instances write the number of nodes to mean one process per node.
-        tasks=None if tasks == nodes else tasks,
-        instances=instances,
-        nodes=nodes,
+        tasks=None if size.tasks == size.nodes else size.tasks,
+        instances=size.instances,
+        nodes=size.nodes,
         readiness_seconds=execution.endpoint_readiness_timeout,
-        env={variable.name: str(variable) for variable in (server_env(block) | dict(variables)).values()},
+        env={variable.name: str(variable) for variable in (server_env(block) | variables).values()},
     )
+    return server, list(variables.values())
 
 
 def server_command(block: DeploymentBlock) -> str | None:
@@ -175,12 +143,57 @@ def _base_command(block: DeploymentBlock) -> str | None:
     """Return the command that starts the server itself; None for types without one."""
     if block.base_command not in (None, BASE_COMMAND):
         return block.base_command
-    words = {"vllm": _vllm, "vllm_ray": _vllm, "sglang": _sglang, "nim": _nim, "trtllm": _trtllm}.get(block.type)
-    if words is None:
+    if block.type == "nim":  # pyxis runs no entry point of an image
+        line = "/opt/nvidia/nvidia_entrypoint.sh /opt/nim/start_server.sh"
+    elif block.type in _PROGRAMS:
+        line = _program_line(block, _PROGRAMS[block.type])
+    else:
         return None
-    program, *options = words(block)
-    line = " ".join([program, *(shlex.quote(word) for word in options)])
     return f"{line} {block.extra_args}" if block.extra_args else line
+
+
+class _Program(NamedTuple):
+    """The program of a type of server, and its options for keys of the block."""
+
+    start: str
+    sizes: tuple[str, str, str, str]
+    """for the tensor-, pipeline- and data-parallel size, and the share of GPU memory"""
+    end: str = ""
+
+
+_VLLM_SIZES: Final = (
+    *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--gpu-memory-utilization"),
+)
+_TRTLLM_SIZES: Final = ("--tp_size", "--pp_size", "", "--kv_cache_free_gpu_memory_fraction")
+_PROGRAMS: Final = {
+    "vllm": _Program("vllm serve", _VLLM_SIZES, "--trust-remote-code"),
+    "vllm_ray": _Program("vllm serve", _VLLM_SIZES, "--trust-remote-code"),
+    "sglang": _Program(
+        "python3 -m sglang.launch_server --model-path", ("--tp-size", "--pp-size", "--dp-size", "--mem-fraction-static")
+    ),
+    "trtllm": _Program(
+        "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve",
+        _TRTLLM_SIZES,
+        "--backend pytorch --trust_remote_code",
+    ),
+}
+
+
+def _program_line(block: DeploymentBlock, program: _Program) -> str:
+    sizes = (
+        *(block.tensor_parallel_size, block.pipeline_parallel_size, block.data_parallel_size),
+        block.gpu_memory_utilization,
+    )
+    options = {
+        "--host": "0.0.0.0",  # noqa: S104 - the evaluation may run on another node of the job
+        "--port": block.port,
+        "--served-model-name": None if block.type == "trtllm" else block.served_model_name,
+        **{option: size for option, size in zip(program.sizes, sizes, strict=True) if option},
+        "--distributed-executor-backend": block.distributed_executor_backend if block.type == "vllm" else None,
+    }
+    words = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None]
+    model = shlex.quote(CHECKPOINT if block.checkpoint_path else str(block.hf_model_handle))
+    return " ".join(filter(None, (program.start, model, *words, program.end)))
 
 
 def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
@@ -195,22 +208,23 @@ def fill_base_command(tree: Tree, block: DeploymentBlock) -> DeploymentBlock:
     return block.model_copy(update={"base_command": None, "command": tree.get("deployment", "command")})
 
 
-def container_mounts(env: ProfileBlock, table: Mapping[str, str], block: DeploymentBlock | None = None) -> list[Mount]:
+def container_mounts(
+    env: ProfileBlock, table: Mapping[str, str], block: DeploymentBlock | None = None
+) -> tuple[str, ...]:
     """List the mounts of a container: the profile's, checkpoint and cache of a server, and `execution.mounts`.
 
-    Of two mounts at the same target the later one counts.
+    Each is `source:target[:options]`, as pyxis and Docker write it. Of two mounts at the same target the later counts.
     """
-    mounts = [Mount.parse(text) for text in env.mounts or []]
-    if env.lustre_mount:
-        mounts.append(Mount.parse(env.lustre_mount))
+    listed = [*(env.mounts or []), *([env.lustre_mount] if env.lustre_mount else [])]
     if block is not None and block.checkpoint_path:
-        mounts.append(Mount(block.checkpoint_path, CHECKPOINT, "ro"))
+        listed.append(f"{block.checkpoint_path}:{CHECKPOINT}:ro")
     if block is not None and block.cache_path:
-        mounts.append(Mount(block.cache_path, CACHE))
-    for source, target in table.items():
-        path, _, options = target.partition(":")
-        mounts.append(Mount(source, path, options))
-    return list({mount.target: mount for mount in mounts}.values())
+        listed.append(f"{block.cache_path}:{CACHE}")
+    listed += [f"{source}:{target}" for source, target in table.items()]
+    mounts: dict[str, str] = {}
+    for source, target, *options in (text.split(":") if ":" in text else (text, text) for text in listed):
+        mounts[target] = ":".join((source, target, *options))
+    return tuple(mounts.values())
 
 
 def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
@@ -228,36 +242,10 @@ def server_env(block: DeploymentBlock) -> dict[str, EnvVar]:
 
 def _check_model(tree: Tree, block: DeploymentBlock, location: Location, findings: Findings) -> None:
     """Report a server whose derived command has no model to serve."""
-    derived = block.command is None and block.base_command is None and block.type in SPREAD
+    derived = block.command is None and block.base_command is None and block.type in _PROGRAMS
     if derived and not block.checkpoint_path and not block.hf_model_handle:
         message = f"{block.type} needs checkpoint_path (a folder) or hf_model_handle (a name on Hugging Face)"
         findings.wrong(tree, location, message)
-
-
-def _model(block: DeploymentBlock) -> str:
-    return CHECKPOINT if block.checkpoint_path else str(block.hf_model_handle)
-
-
-def _options(*pairs: tuple[str, object]) -> list[str]:
-    return [word for option, value in pairs if value is not None for word in (option, str(value))]
-
-
-def _vllm(block: DeploymentBlock) -> list[str]:
-    return [
-        "vllm serve",
-        _model(block),
-        *_options(
-            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
-            ("--port", block.port),
-            ("--served-model-name", block.served_model_name),
-            ("--tensor-parallel-size", block.tensor_parallel_size),
-            ("--pipeline-parallel-size", block.pipeline_parallel_size),
-            ("--data-parallel-size", block.data_parallel_size),
-            ("--gpu-memory-utilization", block.gpu_memory_utilization),
-            ("--distributed-executor-backend", block.distributed_executor_backend if block.type == "vllm" else None),
-        ),
-        "--trust-remote-code",
-    ]
 
 
 def _over_ray(base: str, block: DeploymentBlock) -> str:
@@ -277,42 +265,6 @@ until [ "$(ray status | grep -c node_)" -ge "$NODES_PER_INSTANCE" ]; do sleep 5;
 {base} --distributed-executor-backend {backend}"""
 
 
-def _sglang(block: DeploymentBlock) -> list[str]:
-    return [
-        "python3 -m sglang.launch_server",
-        *_options(
-            ("--model-path", _model(block)),
-            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
-            ("--port", block.port),
-            ("--served-model-name", block.served_model_name),
-            ("--tp-size", block.tensor_parallel_size),
-            ("--pp-size", block.pipeline_parallel_size),
-            ("--dp-size", block.data_parallel_size),
-            ("--mem-fraction-static", block.gpu_memory_utilization),
-        ),
-    ]
-
-
-def _trtllm(block: DeploymentBlock) -> list[str]:
-    return [
-        "mpirun --allow-run-as-root --oversubscribe trtllm-serve serve",
-        _model(block),
-        *_options(
-            ("--host", "0.0.0.0"),  # noqa: S104 - the evaluation may run on another node of the job
-            ("--port", block.port),
-            ("--tp_size", block.tensor_parallel_size),
-            ("--pp_size", block.pipeline_parallel_size),
-            ("--backend", "pytorch"),
-            ("--kv_cache_free_gpu_memory_fraction", block.gpu_memory_utilization),
-        ),
-        "--trust_remote_code",
-    ]
-
-
-def _nim(_: DeploymentBlock) -> list[str]:
-    return ["/opt/nvidia/nvidia_entrypoint.sh /opt/nim/start_server.sh"]  # pyxis runs no entry point of an image
-
-
 _RAY_PORT: Final = 6379
 SECTION: Final = "auxiliary_deployments"
 _LOGS: Final = ("main", "worker", "deployment", "slurm", "export")
@@ -324,13 +276,13 @@ _URLS: Final = ("base_url", "http", "url")
 """keys of an eval file whose values may name variables"""
 
 
-def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, Location]]:
+def auxiliary_blocks(tree: Tree, findings: Findings) -> Iterator[tuple[str, AuxiliaryBlock, tuple[str, ...]]]:
     """Yield the auxiliary servers, by name and with their location."""
     section = tree.get(SECTION)
     prefixes: dict[str, str] = {}
     types = [kind for kind in DEPLOYMENTS if kind != "none"]
     for name, data in section.items() if isinstance(section, dict) else ():
-        location: Location = (SECTION, name)
+        location = (SECTION, str(name))
         kind = data.get("type") if isinstance(data, dict) else None
         if kind == "none":
             continue
@@ -418,8 +370,6 @@ def _resolve_reference(name: str, attribute: str, key: str, servers: Mapping[str
     return f"${{{server.prefix}_{'URL' if 'base_url' in (attribute, key) else attribute.upper()}}}"
 
 
-SPREAD: Final = ("vllm", "vllm_ray", "sglang", "trtllm")
-"""types whose derived commands spread a model over GPUs"""
 _Deployment = TypeVar("_Deployment", bound=DeploymentBlock)
 
 
@@ -504,7 +454,7 @@ def spread_over_gpus(
 ) -> _Deployment:
     """Return the block with a tensor parallel size that uses all GPUs of the nodes, unless the user gave one."""
     place = (*location, "tensor_parallel_size")
-    derived = block.type in SPREAD and (block.command is None or BASE_COMMAND in block.command)
+    derived = block.type in _PROGRAMS and (block.command is None or BASE_COMMAND in block.command)
     if not gpus or not derived or block.tensor_parallel_size is None or not _is_default(tree, place):
         return block
     spread = (block.pipeline_parallel_size or 1) * (block.data_parallel_size or 1)

@@ -166,16 +166,16 @@ def _merge(merged: Tree, top: Tree, location: Location) -> None:
 
 
 @dataclass(frozen=True)
-class Interpolated:
-    """The resolved values, with notices."""
+class Resolved:
+    """A configuration without references, with the origin of each value."""
 
     tree: Tree
     notices: tuple[str, ...]
     used: frozenset[str] = frozenset()
-    """the keys that other values refer to, and those around them"""
+    """keys that other values refer to: `deployment` and `deployment.port` for `${deployment.port}`"""
 
 
-def interpolate(tree: Tree, environ: Mapping[str, str], profile: str | None) -> Interpolated:
+def interpolate(tree: Tree, environ: Mapping[str, str], profile: str | None) -> Resolved:
     """Resolve every reference. Raises ConfigError with everything that is missing or cannot be resolved.
 
     `profile` is the profile as messages name it; None for a preview without one.
@@ -205,7 +205,7 @@ def interpolate(tree: Tree, environ: Mapping[str, str], profile: str | None) -> 
         raise ConfigError(problems)
     names = [name for name in unset if name.startswith("run.env.")] if profile is None else []
     notice = f"without a profile these are unknown: {', '.join(names)}; name one with --run or --batch"
-    return Interpolated(resolved, (notice,) if names else (), frozenset(_keys_in(text for _, text in references)))
+    return Resolved(resolved, (notice,) if names else (), frozenset(_keys_in(text for _, text in references)))
 
 
 def _keys_in(texts: Iterable[str]) -> Iterator[str]:
@@ -368,21 +368,18 @@ def _set(data: Any, location: Location, value: Any) -> None:
     data[location[-1]] = value
 
 
-def compiled_yaml(tree: Tree, *, places: bool = True) -> str:
-    """Return a compiled configuration as YAML that can be run again, with the origin of each value as a comment."""
-    return "\n".join(text for _, text in compiled_sections(tree, places=places)) + "\n"
+def compiled_yaml(tree: Tree) -> str:
+    """Return a compiled configuration as YAML that can be run again, with the origin of each value as a comment.
 
-
-def compiled_sections(tree: Tree, *, places: bool = True) -> list[tuple[str, str]]:
-    """Return the configuration by section. It contains no secrets: variables appear by their names."""
+    It contains no secrets: variables appear by their names.
+    """
     tree = Tree(_without_unset(tree.data), tree.origins)
-    sections: list[tuple[str, str]] = []
+    shown: list[str] = []
     for name in sorted(tree.data, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-        lines = list(_lines(tree, {name: tree.data[name]}, (), 0, places=places))
+        lines = list(_lines(tree, {name: tree.data[name]}, (), 0))
         width = min(max((len(text) for text, place in lines if place), default=0), 60)
-        shown = [f"{text:<{width}}  # {place}" if place else text for text, place in lines]
-        sections.append((name, "\n".join(shown)))
-    return sections
+        shown += [f"{text:<{width}}  # {place}" if place else text for text, place in lines]
+    return "\n".join(shown) + "\n"
 
 
 def _without_unset(data: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +395,7 @@ def _without_unset(data: dict[str, Any]) -> dict[str, Any]:
     return {"run": run, **rest} if run else rest
 
 
-def _lines(tree: Tree, node: Any, location: Location, depth: int, *, places: bool) -> Iterator[tuple[str, str]]:
+def _lines(tree: Tree, node: Any, location: Location, depth: int) -> Iterator[tuple[str, str]]:
     """Yield lines of YAML, each with the place of its value."""
     pairs = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in pairs:
@@ -406,15 +403,15 @@ def _lines(tree: Tree, node: Any, location: Location, depth: int, *, places: boo
         lead = "  " * depth + (f"{_scalar(key)}:" if isinstance(key, str) else "-")
         if isinstance(value, dict | list) and value:
             if isinstance(key, int) and isinstance(value, dict):
-                inner = list(_lines(tree, value, place, depth + 1, places=places))
+                inner = list(_lines(tree, value, place, depth + 1))
                 first, origin = inner[0]
                 yield "  " * depth + "- " + first.lstrip(), origin
                 yield from inner[1:]
             else:
                 yield lead, ""
-                yield from _lines(tree, value, place, depth + 1, places=places)
+                yield from _lines(tree, value, place, depth + 1)
         else:
-            yield f"{lead} {_scalar(value)}", tree.origin(place) if places else ""
+            yield f"{lead} {_scalar(value)}", tree.origin(place)
 
 
 def _scalar(value: Any) -> str:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.apps.cluster.config.tree import leaves
 from holdfast.errors import ConfigError, Problem, UsageError, suggest
 from holdfast.plugins.exporters.wandb import detect, login_command, same_server
 from holdfast.spec.eval_schema import ResponderBlock
@@ -136,7 +137,7 @@ def place_wandb_server(tree: Tree, environ: Mapping[str, str], *, exports: bool)
     if tree.get("run", "wandb", "base_url") or any(tree.get(*location, WANDB_URL) for location in everywhere):
         return
     passed = (WANDB_KEY, f"host:{WANDB_KEY}", f"$host:{WANDB_KEY}")
-    if exports or any(value in passed for mapping in _mappings(tree.data) for value in mapping.values()):
+    if exports or any(value in passed for _, value in leaves(tree.data)):
         login = detect(environ).check()
         tree.put(("run", "wandb", "base_url"), login.base_url, login.url_source or "W&B's default")
 
@@ -150,13 +151,6 @@ def add_wandb_server(tree: Tree, variables: dict[str, EnvVar]) -> None:
     base_url = tree.get("run", "wandb", "base_url")
     if gets_key and base_url and WANDB_URL not in variables:
         variables[WANDB_URL] = EnvVar(WANDB_URL, "lit", base_url, tree.origin(("run", "wandb", "base_url")))
-
-
-def _mappings(node: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        yield node
-    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _mappings(inner)
 
 
 def wandb_login(variables: Iterable[EnvVar], environ: Mapping[str, str]) -> Login:
