@@ -24,6 +24,7 @@ from holdfast.spec.document import read_document
 from holdfast.spec.fingerprint import source_files
 from holdfast.spec.formats import load_any
 from holdfast.spec.load import eval_of_run
+from holdfast.spec.template import texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -142,7 +143,7 @@ def _named(spec: Eval, eval_file: Path, folder: Path) -> set[Path]:
     """Return the files of the folder that the eval names, with the modules they import: they are always sent."""
     named = {folder / eval_file.name, *(path for text in dataset_paths(spec) for path in _matches(text, folder))}
     # Rows contain anything, and a grader may name `.env` to forbid it: neither makes a secret be sent.
-    for text in _leaves({key: value for key, value in spec.document.data.items() if key != "samples"}):
+    for text in texts({key: value for key, value in spec.document.data.items() if key != "samples"}):
         reference = text.partition(":")[0] if ".py:" in text else text
         path = Path(os.path.normpath(folder / reference))
         is_short = 0 < len(reference) < 1000 and "\n" not in reference
@@ -232,7 +233,7 @@ def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
         files |= dict.fromkeys(far)
         if Path(text).expanduser().is_absolute() and far:
             moved.append(Path(text).expanduser())
-    for text in _leaves(spec.document.data):
+    for text in texts(spec.document.data):
         reference = text.partition(":")[0]
         if "\n" in text or not reference.startswith("..") or len(reference) > 1000:
             continue
@@ -258,14 +259,6 @@ def _matches(text: str, folder: Path) -> list[Path]:
 def _beside(file: Path, entry: Path) -> bool:
     """Return True if a module is found next to its importer, and not through Python's path, which differs there."""
     return file.is_relative_to(entry.resolve().parent)
-
-
-def _leaves(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, dict | list):
-        for value in node.values() if isinstance(node, dict) else node:
-            yield from _leaves(value)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

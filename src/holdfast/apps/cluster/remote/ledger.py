@@ -228,7 +228,7 @@ class Submitter:
 
         ClusterError: Slurm refused the job, which is recorded. Unreachable: unknown; `reconcile` finds out.
         """
-        intent = _new_intent(str(name), script, after)
+        intent = new_intent(name, script, after)
         self.ledger.write(intent)
         try:
             job = self.slurm.submit(
@@ -255,7 +255,7 @@ class Submitter:
         submitted: list[Job] = []
         for first in range(0, len(scripts), _AT_ONCE):
             batch = scripts[first : first + _AT_ONCE]
-            intents = [_new_intent(str(script.name), script.text, None) for script in batch]
+            intents = [new_intent(script.name, script.text) for script in batch]
             self.ledger.write(*intents)
             submissions = [
                 Submission(
@@ -339,10 +339,11 @@ class Submitter:
         return adopted
 
 
-def _new_intent(name: str, script: bytes, after: str | None) -> Intent:
+def new_intent(name: JobName, script: bytes, after: str | None = None) -> Intent:
+    """Return the intent of this process to submit a job."""
     return Intent(
         intent=secrets.token_hex(8),
-        name=name,
+        name=str(name),
         script=digest_bytes(script),
         time=time.time(),
         host=os.uname().nodename,

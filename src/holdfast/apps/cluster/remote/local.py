@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import getpass
 import os
-import secrets
 import signal
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.apps.cluster.remote.executor import Executor, job_command
-from holdfast.apps.cluster.remote.ledger import INTENT, Intent, Job, Ledger, Submitted
+from holdfast.apps.cluster.remote.ledger import INTENT, Job, Ledger, Submitted, new_intent
 from holdfast.apps.cluster.remote.slurm import JobName, JobState
-from holdfast.canonical import digest_bytes
 from holdfast.errors import Unreachable
 from holdfast.store.processes import is_running, start_token
 
@@ -44,15 +42,8 @@ class LocalExecutor(Executor):
         names = (JobName.parse(job.intent.name) for job in ledger.jobs())
         number = 1 + sum(name is not None and name.task == task.number for name in names)
         argv = self.command(task, place)
-        intent = Intent(
-            intent=secrets.token_hex(8),
-            name=str(JobName(task.invocation, task.number, "main" if number == 1 else f"main-{number}")),
-            script=digest_bytes("\0".join(argv).encode()),
-            time=time.time(),
-            host=os.uname().nodename,
-            pid=os.getpid(),
-            start=start_token(os.getpid()),
-        )
+        name = JobName(task.invocation, task.number, "main" if number == 1 else f"main-{number}")
+        intent = new_intent(name, "\0".join(argv).encode())
         ledger.write(intent)
         # Not `subprocess`, which expects the starting process to wait for the end of the started one.
         no_streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]

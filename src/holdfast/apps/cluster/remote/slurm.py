@@ -44,33 +44,21 @@ State = Literal[
 ACTIVE: Final[frozenset[State]] = frozenset({"pending", "running", "completing", "requeued", "unknown"})
 """states of jobs that may still run; an unknown state counts as one"""
 
-_STATES: Final[dict[str, State]] = {
-    "PENDING": "pending",
-    "RUNNING": "running",
-    "CONFIGURING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "RESIZING": "running",
-    "SIGNALING": "running",
-    "COMPLETING": "completing",
-    "STAGE_OUT": "completing",
-    "COMPLETED": "completed",
-    "FAILED": "failed",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node_fail",
-    "BOOT_FAIL": "node_fail",
-    "LAUNCH_FAILED": "node_fail",
-    "OUT_OF_MEMORY": "out_of_memory",
-    "REQUEUED": "requeued",
-    "REQUEUE_FED": "requeued",
-    "REQUEUE_HOLD": "requeued",
-    "SPECIAL_EXIT": "requeued",
-    "RESV_DEL_HOLD": "pending",
+_WORDS: Final[dict[State, str]] = {
+    "pending": "PENDING RESV_DEL_HOLD",
+    "running": "RUNNING CONFIGURING SUSPENDED STOPPED RESIZING SIGNALING",
+    "completing": "COMPLETING STAGE_OUT",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED REVOKED",
+    "timeout": "TIMEOUT DEADLINE",
+    "preempted": "PREEMPTED",
+    "node_fail": "NODE_FAIL BOOT_FAIL LAUNCH_FAILED",
+    "out_of_memory": "OUT_OF_MEMORY",
+    "requeued": "REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT",
 }
+"""Slurm's words for each state"""
+_STATES: Final = {word: state for state, words in _WORDS.items() for word in words.split()}
 
 _REASONS: Final = (
     ("Priority", "other jobs are ahead of it in the queue"),

@@ -276,21 +276,17 @@ class Here(Transport):
             raise Unreachable(f"{_shown(argv)}: no answer within {timeout:.0f} s") from None
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or a directory of that name."""
         return Path(path).exists()
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
-        """Return a file's bytes from `offset` on, at most `limit`. FileNotFoundError if there is no file."""
         with self._refusals(f"cannot read {path}"), open(path, "rb") as file:  # noqa: PTH123 - often called
             file.seek(offset)
             return file.read(-1 if limit is None else limit)
 
     def read_all(self, directory: str, pattern: str) -> bytes:
-        """Return the lines of all files in a directory that match a shell pattern, also after a torn last line."""
         return b"".join(self.read(str(path)) + b"\n" for path in sorted(Path(directory).glob(pattern)))
 
     def append(self, path: str, data: bytes) -> None:
-        """Add lines to a file that has no other writer; returns once they are on the medium."""
         file = Path(path)
         with self._refusals(f"cannot write {path}"):
             trees.make_own_directory(file.parent)
@@ -309,13 +305,11 @@ class Here(Transport):
                 sync_directory(file.parent)
 
     def replace_files(self, contents: Mapping[str, bytes]) -> None:
-        """Replace small files, each in one step."""
         for path, data in contents.items():
             with self._refusals(f"cannot write {path}"), replacing(Path(path)) as file:
                 file.write(data)
 
     def read_parts(self, parts: Mapping[str, tuple[int, int]]) -> dict[str, bytes]:
-        """Return parts of files, given by offset and length. Files that are gone are empty."""
         contents = dict.fromkeys(parts, b"")
         for path, (offset, length) in parts.items():
             with suppress(FileNotFoundError):
@@ -323,7 +317,6 @@ class Here(Transport):
         return contents
 
     def list_files(self, folders: Sequence[str], pattern: str) -> dict[str, list[tuple[str, int]]]:
-        """List files that match a shell pattern: names and sizes by folder, the last written at the end."""
         listing: dict[str, list[tuple[str, int]]] = {}
         for folder in folders:
             files = []
@@ -335,7 +328,6 @@ class Here(Transport):
         return listing
 
     def read_tree(self, directory: str, patterns: Sequence[str]) -> tuple[bool, dict[str, bytes]]:
-        """Return whether a directory is this user's, and the files in it and its subdirectories that match patterns."""
         root = Path(directory)
         try:
             is_mine = root.stat().st_uid == os.getuid()
