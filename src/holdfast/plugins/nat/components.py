@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from holdfast import AttemptError, HoldfastError, Problem, Reply, SetVerdict, Target, Verdict, WaitingGrader
 from holdfast.errors import suggest
@@ -20,7 +20,7 @@ from holdfast.plugins.nat.config import evaluator_part, identity_of, read_config
 from holdfast.plugins.nat.dataset import KEYED
 from holdfast.plugins.nat.library import Evaluator, Item, Workflow, load_evaluator_config, load_workflow_config
 from holdfast.plugins.nat.schema import NatGrader, NatTarget
-from holdfast.plugins.nat.steps import messages_of, steps_of, usage_of
+from holdfast.plugins.nat.steps import ENDS, messages_of, nat_steps, usage_of
 from holdfast.spec.template import RENDER_ERRORS, template
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class NatEvaluator(WaitingGrader):
         return item._replace(
             id=item.id if self._spec.trials == 1 else f"{item.id}_rep{output.trial - 1}",
             output=output.output if output.value is UNSET else output.value,
-            trace=steps_of(output),
+            trace=nat_steps(output, (), None, ENDS) if isinstance(output.trace, UnsetType) else output.trace,
         )
 
     def _question(self, case: Case) -> Any:

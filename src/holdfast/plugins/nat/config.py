@@ -31,16 +31,8 @@ if TYPE_CHECKING:
 
 _GROUPS: Final = ("nat.components", "nat.plugins", "nat.evaluators", "nat.authentication_providers")
 COMPONENTS: Final = (
-    "functions",
-    "function_groups",
-    "middleware",
-    "llms",
-    "embedders",
-    "memory",
-    "object_stores",
-    "retrievers",
-    "ttc_strategies",
-    "authentication",
+    *("functions", "function_groups", "middleware", "llms", "embedders", "memory", "object_stores"),
+    *("retrievers", "ttc_strategies", "authentication"),
 )
 """sections that hold components by name"""
 SECTIONS: Final = frozenset(

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast import RunView
-    from holdfast.data.dataset import Dataset
     from holdfast.plan.identity import RunIdentity
-    from holdfast.plan.plan import Work
     from holdfast.store.heads import OutputRef
     from holdfast.store.rundir import RunDir
 
@@ -46,15 +44,14 @@ class NatMirror(LiveExporter):
     schema = NatOutput
 
     def __init__(self, block: NatOutput, identity: RunIdentity, rundir: RunDir, notice: Callable[[str], None]) -> None:
-        spec, dataset, work = identity.spec, identity.dataset, identity.work
+        spec = identity.spec
         self._folder = NatFolder(spec.folder / block.dir)
         self._run = identity.id
         self._graders = [place.name for place in grader_places(spec)]
         self._form = RowForm(spec, block)
-        self._work = work
+        self._identity = identity
         self._journals = _Journals(rundir)
-        self._dataset = dataset
-        self._rows = _Rows(dataset, work)
+        self._rows = _Rows(identity)
         self._notice = notice
         self._waiting: deque[tuple[OutputRef, str]] = deque()
         """outputs that are not copied yet, with their keys"""
@@ -96,7 +93,7 @@ class NatMirror(LiveExporter):
         """Copy what is new; retry at the next look if it cannot be written now."""
         try:
             for ref, key in self._journals.news():
-                if hash(key) not in self._seen and self._work.fits(ref):
+                if hash(key) not in self._seen and self._identity.work.fits(ref):
                     self._seen.add(hash(key))
                     self._waiting.append((ref, key))
             if self._fd is None:
@@ -119,7 +116,7 @@ class NatMirror(LiveExporter):
     def _begin(self) -> None:
         """Take the folder over and write all finished outputs; readers see either the old file or the whole new one."""
         self._folder.take_over(self._run, self._graders)
-        rows = self._rows = _Rows(self._dataset, self._work)  # from the first row on, also after a failure
+        rows = self._rows = _Rows(self._identity)  # from the first row on, also after a failure
         with replacing(self._folder.lines) as file:
             for ref, key in self._waiting:
                 file.write(self._line(ref, key))
@@ -183,16 +180,16 @@ class _Journals:
 class _Rows:
     """The rows of trials, by their keys: read forward once, and held until they are needed."""
 
-    def __init__(self, dataset: Dataset, work: Work) -> None:
-        self._unread = self._read(dataset, work)
+    def __init__(self, identity: RunIdentity) -> None:
+        self._unread = self._read(identity)
         self._held: dict[str, dict[str, Any]] = {}
 
     @staticmethod
-    def _read(dataset: Dataset, work: Work) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read(identity: RunIdentity) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
-            for sample in dataset:
-                for trial in range(1, work.trials + 1):
-                    yield work.key(sample.asked, trial), sample.fields
+            for sample in identity.dataset:
+                for trial in range(1, identity.work.trials + 1):
+                    yield identity.work.key(sample.asked, trial), sample.fields
         except HoldfastError:
             return  # the dataset has changed, which stops the run
 

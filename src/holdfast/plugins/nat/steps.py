@@ -38,6 +38,10 @@ class _Call(NamedTuple):
     usage: Usage | None = None
 
 
+ENDS: Final = frozenset({"LLM_END", "TOOL_END"})
+"""the steps that say what was asked, and what came of it"""
+
+
 def nat_steps(output: Output, recorded: Sequence[Step], model: str | None, types: frozenset[str]) -> list[TraceStep]:
     """Return the steps of some types; of all types if `types` is empty, as in NAT."""
     steps = output.trace if not isinstance(output.trace, UnsetType) else _derived(output, recorded, model)
@@ -167,42 +171,6 @@ def messages_of(trace: Iterable[TraceStep], text: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": call_id, "name": call["name"], "content": _result_text(call["output"])}
             )
     return [*messages, {"role": "assistant", "content": text}]
-
-
-def steps_of(output: Output) -> list[TraceStep]:
-    """Return the reported steps; if there are none, a step for each answer and each tool call."""
-    if not isinstance(output.trace, UnsetType):
-        return output.trace
-    results = {m.get("tool_call_id"): m.get("content") for m in output.messages if m.get("role") == "tool"}
-    steps: list[TraceStep] = []
-    before: Any = ""
-
-    def add(kind: str, name: str | None, value: Any, result: Any) -> None:
-        ended = output.timing.started + output.timing.seconds  # the times of single messages are unknown
-        ancestry = {"function_id": "root", "function_name": "root", "parent_id": None, "parent_name": None}
-        payload = {
-            "event_type": kind,
-            "event_timestamp": ended,
-            "span_event_timestamp": output.timing.started,
-            "name": name,
-            "data": {"input": value, "output": result},
-            "UUID": f"{output.key}-{len(steps)}",
-        }
-        steps.append({"parent_id": "root", "function_ancestry": ancestry, "payload": payload})
-
-    listed = None if isinstance(output.calls, UnsetType) else output.calls
-    for message in output.conversation:
-        if message.get("role") == "assistant":
-            add("LLM_END", None, before, message.get("content") or "")
-            for call in message.get("tool_calls") or () if listed is None else ():
-                if isinstance(call, dict):
-                    function = call.get("function") or call
-                    add("TOOL_END", function.get("name"), function.get("arguments"), results.get(call.get("id")))
-        before = message.get("content") or before
-    for call_record in listed or ():  # set if the messages do not hold all calls
-        if call_record.name is not None:
-            add("TOOL_END", call_record.name, call_record.arguments, call_record.result)
-    return steps
 
 
 def _calls_by_id(trace: Iterable[TraceStep]) -> dict[str, dict[str, Any]]:
