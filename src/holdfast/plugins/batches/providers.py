@@ -203,6 +203,9 @@ def _write(file: BinaryIO, data: bytes) -> None:
 class OpenAIBatches(BatchApi):
     """Files, and batches made of them."""
 
+    has_metadata: ClassVar[bool] = True
+    """else a batch is found again by its file"""
+
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Return the request with its method and path."""
         url = msgspec.json.encode(f"/v1{self._path}")
@@ -225,14 +228,12 @@ class OpenAIBatches(BatchApi):
 
     async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
         """Create the batch, with the intent in its metadata."""
-        return await self._create(uploaded, metadata={"holdfast": intent})
-
-    async def _create(self, uploaded: str | None, **more: Any) -> str:
-        body = {"input_file_id": uploaded, "endpoint": f"/v1{self._path}", "completion_window": "24h", **more}
+        body: dict[str, Any] = {"input_file_id": uploaded, "endpoint": f"/v1{self._path}", "completion_window": "24h"}
+        if self.has_metadata:
+            body["metadata"] = {"holdfast": intent}
         return self._look(await self._json("POST", f"{self._base}/batches", body)).id
 
     async def look(self, batch: str) -> Look:
-        """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._base}/batches/{batch}"))
 
     def _description(self, batch: Any) -> Look:
@@ -274,7 +275,6 @@ class OpenAIBatches(BatchApi):
             query = f"?limit=100&after={batches[-1]['id']}" if more else ""
 
     async def cancel(self, batch: str) -> None:
-        """Cancel a batch."""
         await self._json("POST", f"{self._base}/batches/{batch}/cancel", {})
 
     def _result(self, value: Any) -> BatchResult:
@@ -295,19 +295,15 @@ class TogetherBatches(OpenAIBatches):
     """Together's variant: another way to upload, no metadata, and progress as a share."""
 
     most_bytes: ClassVar[int] = 100_000_000
+    has_metadata: ClassVar[bool] = False
 
     def line(self, custom_id: str, body: bytes) -> bytes:
-        """Return the request with its id."""
         return b'{"custom_id":"%b","body":%b}' % (custom_id.encode(), body)
 
     async def upload(self, file: Path, intent: str) -> str:
         """Upload the file for this purpose, which has a name of its own."""
         name = f"holdfast-{intent}.jsonl"
         return await self._upload(file, name, "/files/upload", {"purpose": "batch-api", "file_name": name})
-
-    async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
-        """Create the batch, which is found again by its file."""
-        return await self._create(uploaded)
 
     def _description(self, batch: Any) -> Look:
         look = super()._description(batch)
@@ -350,7 +346,6 @@ class AnthropicBatches(BatchApi):
         return f"{self._base}{self._path}/batches"
 
     def line(self, custom_id: str, body: bytes) -> bytes:
-        """Return the request with its id."""
         return b'{"custom_id":"%b","params":%b}' % (custom_id.encode(), body)
 
     async def submit(self, file: Path, uploaded: str | None, intent: str) -> str:
@@ -360,7 +355,6 @@ class AnthropicBatches(BatchApi):
                 return self._look(parse(await response.read())).id
 
     async def look(self, batch: str) -> Look:
-        """Return the state of a batch."""
         return self._look(await self._json("GET", f"{self._url}/{batch}"))
 
     def _description(self, batch: Any) -> Look:
@@ -409,7 +403,6 @@ class AnthropicBatches(BatchApi):
         return first is not None and first.custom_id.endswith(f"-{intent[:8]}")
 
     async def cancel(self, batch: str) -> None:
-        """Cancel a batch."""
         await self._json("POST", f"{self._url}/{batch}/cancel", {})
 
     def _result(self, value: Any) -> BatchResult:

@@ -69,37 +69,33 @@ class Mlflow:
     @staticmethod
     def send(view: RunView, block: MlflowExport) -> Exported:
         """Send a run."""
-        return _export(view, block)
-
-
-def _export(view: RunView, block: MlflowExport) -> Exported:
-    uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        raise UsageError(
-            "no MLflow server is named", remedy="Set MLFLOW_TRACKING_URI, or give tracking_uri=http://HOST:PORT."
-        )
-    try:
-        import mlflow
-    except ImportError:
-        raise UsageError("exporting to MLflow needs mlflow", remedy="pip install mlflow-skinny") from None
-    if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
-        raise UsageError(
-            f"{bare_url(uri)} is a database, which the installed mlflow cannot open by itself",
-            remedy="Give the address of an MLflow server, or install the whole package: pip install mlflow",
-        )
-    # By default the client retries an unreachable server for minutes.
-    with environment(
-        MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
-        MLFLOW_HTTP_REQUEST_TIMEOUT="60",
-        MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
-        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
-        GIT_PYTHON_REFRESH="quiet",
-    ):
-        client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = _experiment(client, block, view)
-        run, notes = _run(client, experiment, block, view)
-        _send(client, run, view)
-    return Exported([f"{bare_url(uri).rstrip('/')}/#/experiments/{experiment}/runs/{run}"], notes)
+        uri = block.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            raise UsageError(
+                "no MLflow server is named", remedy="Set MLFLOW_TRACKING_URI, or give tracking_uri=http://HOST:PORT."
+            )
+        try:
+            import mlflow
+        except ImportError:
+            raise UsageError("exporting to MLflow needs mlflow", remedy="pip install mlflow-skinny") from None
+        if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
+            raise UsageError(
+                f"{bare_url(uri)} is a database, which the installed mlflow cannot open by itself",
+                remedy="Give the address of an MLflow server, or install the whole package: pip install mlflow",
+            )
+        # By default the client retries an unreachable server for minutes.
+        with environment(
+            MLFLOW_HTTP_REQUEST_MAX_RETRIES="2",
+            MLFLOW_HTTP_REQUEST_TIMEOUT="60",
+            MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
+            MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
+            GIT_PYTHON_REFRESH="quiet",
+        ):
+            client = mlflow.MlflowClient(tracking_uri=uri)
+            experiment = _experiment(client, block, view)
+            run, notes = _run(client, experiment, block, view)
+            _send(client, run, view)
+        return Exported([f"{bare_url(uri).rstrip('/')}/#/experiments/{experiment}/runs/{run}"], notes)
 
 
 def _experiment(client: MlflowClient, block: MlflowExport, view: RunView) -> str:

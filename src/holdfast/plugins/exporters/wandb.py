@@ -159,63 +159,63 @@ class Wandb:
     @staticmethod
     def send(view: RunView, block: WandbExport) -> Exported:
         """Send a run, or write it to disk."""
-        return _export(view, block)
-
-
-def _export(view: RunView, block: WandbExport) -> Exported:
-    settings = detect().check()
-    try:
-        import wandb
-    except ImportError:
-        raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
-    why_offline, notes = _why_offline(block, settings)
-    folder = view.rundir.path.resolve() / "export" / "wandb"
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
-    make_directory(folder)
-    manifest = view.manifest
-    quiet = wandb.Settings(
-        base_url=settings.base_url,
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        quiet=True,
-        save_code=False,
-        silent=True,
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
-    ours = {"WANDB_DATA_DIR": str(folder / "data"), "WANDB_CACHE_DIR": str(folder / "cache"), "WANDB_SILENT": "true"}
-    with environment(**ours):
-        run = wandb.init(
-            id=stable_id(manifest),
-            resume="allow",
-            reinit="create_new",  # a Python program may have a W&B run of its own open
-            mode="offline" if why_offline else "online",
-            dir=folder,
-            project=block.project or settings.project or "holdfast",
-            entity=block.entity or settings.entity,
-            name=block.name or shown_name(manifest),
-            group=block.group,
-            job_type=block.job_type,
-            tags=block.tags or None,
-            notes=block.description,
-            config={**manifest.eval, "holdfast": about(view), "metadata": block.extra_metadata},
-            allow_val_change=True,
-            settings=quiet,
-        )
+        settings = detect().check()
         try:
-            notes += _send(view, run)
-        except BaseException:
-            run.finish(exit_code=1)
-            raise
-        run.finish()
-    if not why_offline:
-        return Exported([str(run.url)], notes)
-    place = str(run.settings.sync_dir)
-    send = f"WANDB_BASE_URL={shlex.quote(settings.base_url)} {shlex.join(['wandb', 'sync', place])}"
-    return Exported([place], notes, why_offline, send)
+            import wandb
+        except ImportError:
+            raise UsageError("exporting to W&B needs wandb", remedy="pip install wandb") from None
+        why_offline, notes = _why_offline(block, settings)
+        folder = view.rundir.path.resolve() / "export" / "wandb"
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
+        make_directory(folder)
+        manifest = view.manifest
+        quiet = wandb.Settings(
+            base_url=settings.base_url,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            quiet=True,
+            save_code=False,
+            silent=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        ours = {
+            "WANDB_DATA_DIR": str(folder / "data"),
+            "WANDB_CACHE_DIR": str(folder / "cache"),
+            "WANDB_SILENT": "true",
+        }
+        with environment(**ours):
+            run = wandb.init(
+                id=stable_id(manifest),
+                resume="allow",
+                reinit="create_new",  # a Python program may have a W&B run of its own open
+                mode="offline" if why_offline else "online",
+                dir=folder,
+                project=block.project or settings.project or "holdfast",
+                entity=block.entity or settings.entity,
+                name=block.name or shown_name(manifest),
+                group=block.group,
+                job_type=block.job_type,
+                tags=block.tags or None,
+                notes=block.description,
+                config={**manifest.eval, "holdfast": about(view), "metadata": block.extra_metadata},
+                allow_val_change=True,
+                settings=quiet,
+            )
+            try:
+                notes += _send(view, run)
+            except BaseException:
+                run.finish(exit_code=1)
+                raise
+            run.finish()
+        if not why_offline:
+            return Exported([str(run.url)], notes)
+        place = str(run.settings.sync_dir)
+        send = f"WANDB_BASE_URL={shlex.quote(settings.base_url)} {shlex.join(['wandb', 'sync', place])}"
+        return Exported([place], notes, why_offline, send)
 
 
 def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[str]]:

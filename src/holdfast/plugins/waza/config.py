@@ -17,18 +17,8 @@ if TYPE_CHECKING:
     from holdfast.plugins.waza.findings import WazaFindings
 
 _KNOWN: Final = (
-    "trials_per_task",
-    "timeout_seconds",
-    "parallel",
-    "workers",
-    "executor",
-    "model",
-    "judge_model",
-    "group_by",
-    "skill_directories",
-    "required_skills",
-    "disabled_skills",
-    "instruction_files",
+    *("trials_per_task", "timeout_seconds", "parallel", "workers", "executor", "model", "judge_model"),
+    *("group_by", "skill_directories", "required_skills", "disabled_skills", "instruction_files"),
     "inject_skill_body",
 )
 _IGNORED: Final = {

@@ -145,19 +145,16 @@ class Graders:
             if not self._script(grader):
                 return None
             kind = "program"
-        if kind == "program":
-            self._program(grader)
-        if kind == "prompt" and not self._prompt(grader):
-            return None
-        if kind == "behavior":
-            self._no_limits(grader)
-        if kind == "diff" and not self._snapshots(grader):
-            return None
-        if kind == "trigger" and not self._skill(grader):
-            return None
-        if kind == "json_schema" and not self._schema(grader):
-            return None
-        if kind == "tool_constraint" and not self._allowed(grader):
+        adapt = {
+            "program": self._program,
+            "prompt": self._prompt,
+            "behavior": self._no_limits,
+            "diff": self._snapshots,
+            "trigger": self._skill,
+            "json_schema": self._schema,
+            "tool_constraint": self._allowed,
+        }.get(kind)
+        if adapt is not None and not adapt(grader):
             return None
         if kind in GRADERS:  # unknown kinds are reported later, with the list of all kinds
             schema = grader_schema(kind)
@@ -200,13 +197,14 @@ class Graders:
         fields["args"] = [*([name] if program else []), *fields.get("args", [])]
         return True
 
-    def _program(self, grader: TranslatedGrader) -> None:
+    def _program(self, grader: TranslatedGrader) -> bool:
         """Make paths of a program's files relative to the eval's folder."""
         fields = grader.fields
         if isinstance(command := fields.get("command"), str) and "/" in command:
             fields["command"] = self._from_folder(command)
         if isinstance(arguments := fields.get("args"), list):
             fields["args"] = [self._from_folder(word) if isinstance(word, str) else word for word in arguments]
+        return True
 
     def _from_folder(self, word: str) -> str:
         path = self._findings.find(word) if word and not word.startswith("/") else None
@@ -214,12 +212,13 @@ class Graders:
             return word
         return os.path.relpath(path, self._folder)
 
-    def _no_limits(self, grader: TranslatedGrader) -> None:
+    def _no_limits(self, grader: TranslatedGrader) -> bool:
         """Remove limits of 0: in waza they mean no limit, in Holdfast a limit of nothing."""
         for key in ("max_tool_calls", "max_tokens", "max_duration_ms"):
             if grader.fields.get(key) == 0:
                 del grader.fields[key]
                 self._findings.notice(grader.document, grader.origins[key], "0 is no limit, as in waza")
+        return True
 
     def _snapshots(self, grader: TranslatedGrader) -> bool:
         """Read snapshots from the grader's `context_dir`; they are compared, never written."""

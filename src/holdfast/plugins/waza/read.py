@@ -32,22 +32,8 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
 
 _KNOWN: Final = (
-    "schemaVersion",
-    "scenario",
-    "name",
-    "description",
-    "version",
-    "skill",
-    "inputs",
-    "tasks",
-    "tasks_from",
-    "range",
-    "config",
-    "hooks",
-    "metrics",
-    "graders",
-    "baseline",
-    "mcp_mocks",
+    *("schemaVersion", "scenario", "name", "description", "version", "skill", "inputs", "tasks"),
+    *("tasks_from", "range", "config", "hooks", "metrics", "graders", "baseline", "mcp_mocks"),
     "command_mocks",
 )
 _IGNORED: Final = {

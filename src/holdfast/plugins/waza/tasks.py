@@ -24,20 +24,8 @@ if TYPE_CHECKING:
     from holdfast.spec.document import Location
 
 _KNOWN: Final = (
-    "id",
-    "name",
-    "description",
-    "tags",
-    "enabled",
-    "golden",
-    "context_dir",
-    "timeout_seconds",
-    "skill_directories",
-    "instruction_files",
-    "inputs",
-    "expected",
-    "graders",
-    "checkpoints",
+    *("id", "name", "description", "tags", "enabled", "golden", "context_dir", "timeout_seconds"),
+    *("skill_directories", "instruction_files", "inputs", "expected", "graders", "checkpoints"),
     "command_mocks",
 )
 _IGNORED: Final = {
@@ -45,14 +33,7 @@ _IGNORED: Final = {
     "requirements": "is for waza's own reports",
 }
 _INPUTS: Final = (
-    "prompt",
-    "prompt_file",
-    "context",
-    "files",
-    "repos",
-    "workdir",
-    "environment",
-    "follow_up_prompts",
+    *("prompt", "prompt_file", "context", "files", "repos", "workdir", "environment", "follow_up_prompts"),
     "responder",
 )
 _EXPECTED: Final = ("output_contains", "output_not_contains", "output_contains_any")
