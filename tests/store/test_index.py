@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.heads import ErrorHead, GradeHead, OutputHead, decode_head
 from holdfast.store.index import StaleIndexError
-from holdfast.store.index_files import journals_size
+from holdfast.store.index_files import journals_size, temporary_file
 from holdfast.store.lines import scan
 from holdfast.store.records import Step, to_line
 from tests.apps.view import journals
@@ -235,3 +235,13 @@ def test_an_output_that_no_longer_counts_was_paid_for_once(run: JournaledRun) ->
     run.identity.work.drop_unfit(index)
     assert index.output(output.key) is None and output.key in index.begun()
     assert (index.spent().tokens, index.spent().cost) == (before.tokens, before.cost)
+
+
+def test_temporary_files_are_removed_once_they_are_abandoned(tmp_path: Path) -> None:
+    abandoned, fresh = temporary_file(tmp_path), temporary_file(tmp_path)
+    for path in (abandoned, fresh):
+        path.touch()
+    os.utime(abandoned, (0, 0))
+    another = temporary_file(tmp_path)
+    assert [*tmp_path.iterdir()] == [fresh], "another process may be writing it"
+    assert another not in (abandoned, fresh)
