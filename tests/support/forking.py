@@ -79,7 +79,7 @@ OFFLINE: Final = {
 _VARIABLES: Final = {"lm-eval": OFFLINE, "mlflow": {"DO_NOT_TRACK": "1"}, "wandb": {"WANDB_ERROR_REPORTING": "false"}}
 """under which a warm process imports more"""
 _WITH_LM_EVAL: Final = ("holdfast.plugins.benchmarks.compiler", "tests.support.lm_eval_oracle")
-_OF_THE_VIEWER: Final = ("holdfast.apps.view.counting", "holdfast.apps.view.search")
+_OF_THE_VIEWER: Final = tuple(f"holdfast.apps.view.{name}" for name in ("columns", "counting", "search"))
 _FORKABLE: Final = ("holdfast", *_OF_THE_VIEWER, *_WITH_LM_EVAL)
 """modules that are forked even if code under test starts them"""
 _FOLDER: Final = "FOLDER_OF_WARM_PROCESS"

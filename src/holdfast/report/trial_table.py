@@ -2,9 +2,11 @@
 
 A row has the number of its trial in the dataset's order, and outputs whose row is gone follow. Trials that are equal in
 everything that is a word (statuses, stop, answer, source, error) share an *outcome*, of which even a run with a million
-trials has few: a condition on words selects outcomes first, and counts are sums over outcomes.
+trials has few: a condition on words selects outcomes first, and counts are sums over outcomes. A field of `by` is a
+column with the number of its value.
 
-The table of a large finished run is published in `.index/` with its report, by the rules of `store.index_files`.
+The table of a large finished run is published in `.index/` with its report, by the rules of `store.index_files`. If it
+is missing there, the viewer publishes one in `$HOLDFAST_HOME/index`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
+from holdfast.data.columns import as_text
 from holdfast.data.panels import Conditions
 from holdfast.store.answers import class_of_kind
 from holdfast.store.calls import uncertain_trials
@@ -37,7 +40,7 @@ from holdfast.store.index_files import (
 from holdfast.store.shared import journal_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from holdfast.data.dataset import Sample
@@ -99,8 +102,11 @@ class Failure(NamedTuple):
 class TrialTable:
     """The trials of one run."""
 
-    def __init__(self, graders: Sequence[str]) -> None:
+    def __init__(self, graders: Sequence[str], by: Iterable[str] = ()) -> None:
+        """`by` are the fields of the rows that results are broken down by."""
         self.graders = list(graders)
+        self.fields: dict[str, dict[str, int]] = {name: {"": 0} for name in by}
+        """by name of a field under `by`: its values with their numbers; an empty text in rows that are gone"""
         self.db = connect()
         self.name = "main.trials"
         """of the table in SQL"""
@@ -115,21 +121,35 @@ class TrialTable:
         """the graders of rows, by the number under which the table has them"""
         self._panel_numbers: dict[Panel | None, int] = {None: 0}
         self.rows = 0
-        self.fields: dict[str, tuple[list[str], str]] = {}
-        """by name of a field of the rows: its values, and the table of their numbers"""
-        self._field_tables = 0
+        self._counts: dict[str, dict[int, int]] = {}
+        """of a published table: how many of all rows have each outcome and each value of a field, by column"""
 
-    def attach(self, path: Path, outcomes: Iterable[TrialOutcome], files: Sequence[Path]) -> None:
-        """Take the rows of a published table, which cannot be changed."""
-        self.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
-        self.name, self.files = "base.trials", list(files)
-        self.outcomes = list(outcomes)
+    @classmethod
+    def attached(cls, path: Path, content: _Content, rundir: RunDir) -> TrialTable:
+        """Return a published table, which cannot be changed."""
+        table = cls(content.graders)
+        table.db.execute("ATTACH DATABASE ? AS base", (f"file:{quote(str(path))}?immutable=1&mode=ro",))
+        table.name, table.rows, table.outcomes = "base.trials", content.rows, content.outcomes
+        table.fields = {name: {each: n for n, each in enumerate(values)} for name, values in content.fields.items()}
+        table.files, table._counts = [rundir.path / file for file in content.files], content.counts
+        return table
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns."""
-        scores = [score_column(number) for number in range(len(self.graders))]
-        return ["n", "key", "sample", "trial", "panel", "outcome", *NUMBERS, *_PLACES, *scores]
+        fields, scores = map(self.field_column, self.fields), map(score_column, range(len(self.graders)))
+        return ["n", "key", "sample", "trial", "panel", "outcome", *fields, *NUMBERS, *_PLACES, *scores]
+
+    def field_column(self, name: str) -> str:
+        """Return the name of the column of a field under `by`."""
+        return f"field{[*self.fields].index(name)}"
+
+    def number_values(self, fields: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of a row's values of the fields under `by`."""
+        numbers = []
+        for name, values in self.fields.items():
+            numbers.append(values.setdefault(as_text(fields.get(name)), len(values)))
+        return numbers
 
     def create(self) -> None:
         """Make the empty table."""
@@ -168,13 +188,18 @@ class TrialTable:
         sample: str,
         trial: int,
         panel: Panel | None,
+        values: Sequence[int],
         ref: OutputRef | None,
         judged: JudgedOutput | None,
         *,
         failure: Failure | None = None,
         uncertain: bool = False,
     ) -> tuple[Any, ...]:
-        """Return the row of a trial; `failure` is the last one of its target, or of a grader if it has an output."""
+        """Return the row of a trial.
+
+        `values` are the numbers of its values of the fields under `by`. `failure` is the last failed attempt of its
+        target, or of a grader if it has an output.
+        """
         if ref is None or judged is None:
             uncertain = uncertain or (failure is not None and failure.kind == "uncertain")
             status = "uncertain" if uncertain else "pending" if failure is None else "error"
@@ -205,7 +230,8 @@ class TrialTable:
                 *self.place(ref.line),
             ]
         error = self.place(failure.line if failure is not None and outcome.error else None)
-        return (number, pack(key), sample, trial, self._panel(panel), self.outcome(outcome), *numbers, *error, *scores)
+        about = (number, pack(key), sample, trial, self._panel(panel), self.outcome(outcome), *values)
+        return (*about, *numbers, *error, *scores)
 
     def _panel(self, panel: Panel | None) -> int:
         number = self._panel_numbers.setdefault(panel, len(self.panels))
@@ -243,6 +269,12 @@ class TrialTable:
         """Return columns of the rows for which an SQL condition holds, by default of all in their order."""
         return iter(self.db.execute(f"SELECT {what} FROM {self.name} AS trials WHERE {where}", values))
 
+    def count(self, column: str, where: str = "1", values: Sequence[Any] = ()) -> dict[int, int]:
+        """Return how many of the rows for which an SQL condition holds have each value of a column."""
+        if where == "1" and column in self._counts:
+            return self._counts[column]
+        return dict(self.select(f"{column}, count(*)", f"{where} GROUP BY {column}", values))
+
     def find(self, sample: str, trial: int) -> int | None:
         """Return the number of a trial's row."""
         rows = self.select("n", "sample = ? AND trial = ? ORDER BY n LIMIT 1", (sample, trial))
@@ -257,23 +289,6 @@ class TrialTable:
             numbers |= dict(self.select("key, n", f"key IN ({','.join('?' * len(some))})", some))
         return numbers
 
-    def set_field(self, name: str, values: list[str], numbers: Iterable[tuple[int, int]]) -> None:
-        """Keep the values of a field of the rows: all values, and the number of each row's value."""
-        self._field_tables += 1
-        table = f"field{self._field_tables}"
-        self.db.execute(f"CREATE TABLE main.{table} (n INTEGER PRIMARY KEY, value)")
-        self.db.execute("BEGIN")
-        self.db.executemany(f"INSERT INTO main.{table} VALUES (?, ?)", numbers)
-        self.db.execute("COMMIT")
-        self.fields[name] = values, table
-
-    def forget_fields(self) -> None:
-        """Forget the values of fields, which have to be read again."""
-        for _, table in self.fields.values():
-            with suppress(sqlite3.OperationalError):  # somebody is reading it
-                self.db.execute(f"DROP TABLE main.{table}")
-        self.fields.clear()
-
 
 def score_column(grader: int) -> str:
     """Return the name of the column of a grader's scores."""
@@ -285,8 +300,8 @@ class TableFiller:
 
     def __init__(self, view: RunView) -> None:
         self._view = view
-        self.table = TrialTable(view.graders)
-        self._failures = self._read_failures()
+        self.table = TrialTable(view.graders, view.spec.by)
+        self._failures = _read_failures(view.index)
         self._uncertain = self._find_uncertain()
 
     def fill(self, progress: Callable[[float], None]) -> None:
@@ -299,7 +314,7 @@ class TableFiller:
             names = []
             for sample, trial, key in some:
                 panel = conditions.panel_for(sample.fields) if sample.fields else None
-                names.append(_Name(key, sample.id, trial, panel, sample))
+                names.append(_Name(key, sample.id, trial, panel, table.number_values(sample.fields), sample))
             with_output += self._put(range(table.rows, table.rows + len(names)), names)
             table.rows += len(names)
             progress(min(1.0, table.rows / total))
@@ -316,7 +331,8 @@ class TableFiller:
         for began in _in_batches(sorted(others)):
             outputs = self._view.index.find_outputs([pack(key) for _, key in began])
             refs = [(key, outputs[pack(key)]) for _, key in began]
-            names = [_Name(key, ref.sample, ref.trial, None, None) for key, ref in refs]
+            gone = [0] * len(self.table.fields)
+            names = [_Name(key, ref.sample, ref.trial, None, gone) for key, ref in refs]
             self._put(range(self.table.rows, self.table.rows + len(names)), names)
             self.table.rows += len(names)
 
@@ -331,14 +347,15 @@ class TableFiller:
         self._uncertain = uncertain
         if not changed:
             return 0
-        self._failures, table = self._read_failures(), self.table
+        self._failures, table = _read_failures(self._view.index), self.table
+        columns = ", ".join(["n", "key", "sample", "trial", "panel", *map(table.field_column, table.fields)])
         numbers = table.numbers_of([pack(key) for key in changed])
         for some in _in_batches(sorted(numbers.values())):
             marks = ",".join("?" * len(some))
-            rows = table.select("n, key, sample, trial, panel", f"n IN ({marks}) ORDER BY n", some)
+            rows = table.select(columns, f"n IN ({marks}) ORDER BY n", some)
             names = {
-                number: _Name(unpack(key), sample, trial, table.panels[panel], None)
-                for number, key, sample, trial, panel in rows
+                number: _Name(unpack(key), sample, trial, table.panels[panel], values)
+                for number, key, sample, trial, panel, *values in rows
             }
             self._put([*names], [*names.values()])
         before = table.rows
@@ -361,15 +378,10 @@ class TableFiller:
                     panel, sample, trial = None, ref.sample, ref.trial  # the row has changed since it was graded
                 _, judged = view.judge(ref, panel, verdicts.get(packed, {}))
             failure, uncertain = self._failures.get((name.key, ref is None)), name.key in self._uncertain
-            rows.append(
-                table.row_of(number, name.key, sample, trial, panel, ref, judged, failure=failure, uncertain=uncertain)
-            )
+            row = number, name.key, sample, trial, panel, name.values, ref, judged
+            rows.append(table.row_of(*row, failure=failure, uncertain=uncertain))
         table.put(rows)
         return with_output
-
-    def _read_failures(self) -> dict[tuple[str, bool], Failure]:
-        last = self._view.index.last_failures()
-        return {name: Failure(kind, line) for name, (_, _, _, line, kind) in last.items()}
 
     def _find_uncertain(self) -> dict[str, str]:
         return uncertain_trials(self._view.index, running=is_running(self._view.rundir))
@@ -382,7 +394,14 @@ class _Name(NamedTuple):
     sample: str
     trial: int
     panel: Panel | None
-    row: Sample | None
+    values: Sequence[int]
+    """numbers of its values of the fields under `by`"""
+    row: Sample | None = None
+
+
+def _read_failures(index: RunIndex) -> dict[tuple[str, bool], Failure]:
+    """Return the last failure of each trial, by key, of its target (True) and of its graders (False)."""
+    return {name: Failure(kind, line) for name, (_, _, _, line, kind) in index.last_failures().items()}
 
 
 def _in_batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -394,10 +413,14 @@ class _Content(msgspec.Struct):
     """What a published table is about."""
 
     graders: list[str]
+    fields: dict[str, list[str]]
+    """values of the fields under `by`"""
     outcomes: list[TrialOutcome]
     files: list[str]
     """relative to the run directory"""
     rows: int
+    counts: dict[str, dict[int, int]]
+    """how many rows have each outcome and each value of a field, by column"""
     journals: list[JournalMark]
     report: str
     """digest of metrics.json"""
@@ -408,12 +431,17 @@ class ReportedTable:
 
     def __init__(self, identified: RunIdentity, index: RunIndex, graders: Sequence[str]) -> None:
         self._survey, self._trials = identified.survey, identified.work.trials
-        self._table: TrialTable | None = TrialTable(graders)
+        table = TrialTable(graders, identified.spec.by)
+        table.create()
+        self._table: TrialTable | None = table
         """None: there is no room for it"""
-        self._table.create()
         self._outputs = 0
-        last = index.last_failures()
-        self._failures = {name: Failure(kind, line) for name, (_, _, _, line, kind) in last.items()}
+        self._failures = _read_failures(index)
+        self._fields = []
+        """by field under `by`: its values, and the numbers that the table has for them"""
+        for name, values in table.fields.items():
+            grouping = self._survey.groupings[name]
+            self._fields.append((grouping, [values.setdefault(value, len(values)) for value in grouping.values]))
 
     def add(self, batch: TrialBatch, samples: Iterable[str]) -> None:
         """Add the trials of a batch, of which the ids of the samples are passed."""
@@ -428,6 +456,7 @@ class ReportedTable:
                 sample,
                 number % self._trials + 1,
                 self._survey.panels.panel_at(number // self._trials),
+                [numbers[grouping.number_at(number // self._trials)] for grouping, numbers in self._fields],
                 ref,
                 judged,
                 failure=self._failures.get((key, ref is None)),
@@ -445,21 +474,23 @@ class ReportedTable:
     def publish(self, rundir: RunDir, index: RunIndex) -> None:
         """Publish the table, after the report was written, unless the run has outputs whose rows are gone."""
         if self._table is not None and self._outputs == index.count_outputs():
-            publish_table(self._table, rundir, index)
+            publish_table(self._table, rundir, index, rundir.path / INDEX)
 
 
-def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex) -> None:
-    """Publish the table of a run whose report was just written. If that is impossible, there is none."""
-    folder, temporary = rundir.path / INDEX, None
+def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex, folder: Path) -> None:
+    """Publish the table of a finished run in a folder. If that is impossible, there is none."""
+    temporary = None
     with suppress(*UNUSABLE):
         temporary = temporary_file(folder)
         table.db.execute("VACUUM main INTO ?", (str(temporary),))
         marks = [make_mark(rundir.path, path, extent) for path, extent in index.extents.items()]
         content = _Content(
             table.graders,
+            {name: list(values) for name, values in table.fields.items()},
             table.outcomes,
             [str(path.relative_to(rundir.path)) for path in table.files],
             table.rows,
+            {column: table.count(column) for column in ("outcome", *map(table.field_column, table.fields))},
             [mark for mark in marks if mark is not None],
             _report_digest(rundir),
         )
@@ -470,22 +501,19 @@ def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def open_published_table(rundir: RunDir, graders: Sequence[str], *, check: bool = True) -> TrialTable | None:
-    """Return the published table of a finished run; None if there is none that fits. `check` its content."""
-    with suppress(*UNUSABLE):
-        path, content = find_published(rundir.path / INDEX, _NAME, _Content, check=check)
-        sizes = {str(file.relative_to(rundir.path)) for kind in JOURNALS for file in rundir.journals(kind.name)}
-        grown = [mark for mark in content.journals if journal_size(rundir.path / mark.path) != mark.end]
-        if content.report != _report_digest(rundir) or content.graders != list(graders) or grown:
-            return None
-        for mark in content.journals:
-            check_journal(rundir.path, mark)
-        if not sizes.issuperset(content.files):  # somebody else may have made it
-            return None
-        table = TrialTable(graders)
-        table.attach(path, content.outcomes, [rundir.path / file for file in content.files])
-        table.rows = content.rows
-        return table
+def open_published_table(rundir: RunDir, graders: Sequence[str]) -> TrialTable | None:
+    """Return the published table of a finished run; None if there is none that fits."""
+    for folder in (rundir.path / INDEX, rundir.private_index):
+        with suppress(*UNUSABLE):
+            path, content = find_published(folder, _NAME, _Content)
+            files = {str(file.relative_to(rundir.path)) for kind in JOURNALS for file in rundir.journals(kind.name)}
+            grown = any(journal_size(rundir.path / mark.path) != mark.end for mark in content.journals)
+            if grown or content.report != _report_digest(rundir) or content.graders != list(graders):
+                continue
+            for mark in content.journals:
+                check_journal(rundir.path, mark)
+            if files.issuperset(content.files):  # somebody else may have made it
+                return TrialTable.attached(path, content, rundir)
     return None
 
 

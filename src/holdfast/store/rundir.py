@@ -161,8 +161,14 @@ class RunDir:
         own = self.path / INDEX
         if repair:
             return open_index(self, [own], own, durable=True, limit=bytes_to_publish())
-        private = home_directory() / "index" / digest_bytes(os.fsencode(self.path.resolve())).removeprefix("sha256:")
+        private = self.private_index
         return open_index(self, [own, private], private, durable=False, limit=bytes_to_publish())
+
+    @property
+    def private_index(self) -> Path:
+        """The folder in `$HOLDFAST_HOME` for indexes of this run that readers make."""
+        name = digest_bytes(os.fsencode(self.path.resolve())).removeprefix("sha256:")
+        return home_directory() / "index" / name
 
     def _read_all(self, *, repair: bool) -> RunIndex:
         index = RunIndex(self.journals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from concurrent.futures import CancelledError
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.apps.view.columns import open_columns, read_rows
+from holdfast.apps.view.columns import Helpers, open_columns, read_rows
+from holdfast.apps.view.query import parse_query
+from holdfast.apps.view.snapshot import facets, select
 from holdfast.report.run_view import GradedTrial, RunView
 from holdfast.store.rundir import RunDir
 from tests.apps.view import journals
@@ -178,6 +181,11 @@ def published_table(run: JournaledRun) -> Path:
     return path
 
 
+def places(columns: Columns) -> list[Path]:
+    """Return the folders of the databases that columns are in."""
+    return [Path(file).parent for _, _, file in columns.table.db.execute("PRAGMA database_list") if file]
+
+
 def test_a_published_table_is_used_as_it_is(finished: JournaledRun) -> None:
     before = published_table(finished).read_bytes()
     columns = open_columns(finished.rundir)
@@ -209,8 +217,55 @@ def test_a_published_table_that_is_not_whole_is_not_used(finished: JournaledRun,
         }
         path.write_bytes(broken[damage])
     columns = open_columns(finished.rundir)
-    assert not columns.settled
+    assert path.parent not in places(columns)
     assert shown(columns) == wanted
+
+
+def test_fields_of_a_breakdown_are_in_the_published_table(finished: JournaledRun) -> None:
+    (finished.folder / "data.jsonl").unlink()
+    columns = open_columns(finished.rundir)
+    everything = select(columns, parse_query(""))
+    assert {facet.value: facet.count for facet in facets(columns, everything)["level"]} == {"hard": 4, "easy": 2}
+    assert list(select(columns, parse_query("level=hard"), "-sample").rows) == [2, 3, 4, 5]
+    assert list(select(columns, parse_query(""), "-level").rows) == [2, 3, 4, 5, 0, 1]
+
+
+def test_a_large_run_that_nobody_indexed_is_read_by_a_helper_process(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(finished.rundir.path / ".index")
+    monkeypatch.setattr("holdfast.apps.view.columns.TableFiller", None)  # the helper process has its own
+    shares: list[float] = []
+    columns = open_columns(finished.rundir, shares.append)
+    assert columns.settled
+    assert shares[0] == 0.0 and shares[-1] == 1.0
+    assert same(shown(columns), expected(finished))
+    assert not (finished.rundir.path / ".index").exists()
+    monkeypatch.setattr(Helpers, "ask", None)  # it published what it read
+    assert same(shown(open_columns(finished.rundir)), expected(finished))
+
+
+def test_a_large_run_is_read_without_a_helper_process_that_fails(
+    finished: JournaledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(finished.rundir.path / ".index")
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert same(shown(open_columns(finished.rundir)), expected(finished))
+
+
+def test_helper_processes_end_with_the_viewer(run: JournaledRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = run.folder / "endless"
+    program.write_text("#!/bin/sh\necho 0.5\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    helpers = Helpers()
+    lines = helpers.ask("columns", run.rundir)
+    assert next(lines) == b"0.5\n"
+    helpers.end()
+    with pytest.raises(CancelledError):
+        next(lines)
+    with pytest.raises(CancelledError):
+        list(helpers.ask("columns", run.rundir))
 
 
 def test_the_table_of_another_run_is_not_used(finished: JournaledRun, tmp_path: Path) -> None:
@@ -223,7 +278,7 @@ def test_the_table_of_another_run_is_not_used(finished: JournaledRun, tmp_path: 
     shutil.rmtree(index, ignore_errors=True)
     shutil.copytree(finished.rundir.path / ".index", index)
     columns = open_columns(other.rundir)
-    assert not columns.settled
+    assert index not in places(columns)
     assert same(shown(columns), expected(other))
 
 
@@ -279,9 +334,8 @@ def test_a_field_of_a_dataset_that_has_changed_has_no_value_in_rows_that_are_gon
     data = finished.folder / "data.jsonl"
     data.write_text(data.read_text().replace("zero", "0"))
     columns = open_columns(finished.rundir)
-    values, table = columns.field("question")
+    values, numbers = columns.field("question")
     questions = ["", *(row["question"] for row in ROWS[1:])]
-    numbers = [number for (number,) in columns.table.db.execute(f"SELECT value FROM {table} ORDER BY n")]
     assert [values[number] for number in numbers] == [question for question in questions for _ in range(TRIALS)]
 
 
@@ -325,9 +379,14 @@ def test_a_line_that_is_not_finished_is_read_later(run: JournaledRun) -> None:
     assert shown(columns)["s0", 1][0] == "ungraded"
 
 
-def test_fields_are_read_again_after_a_row_has_changed(run: JournaledRun) -> None:
+def test_a_field_is_read_once_until_the_dataset_changes(run: JournaledRun) -> None:
     columns = open_columns(run.rundir)
-    for sample in range(len(ROWS)):
-        run.append(whole_trial(sample, 1)[0])
-        assert columns.refresh() == 1
-        assert columns.field("level")[0] == ["", "easy", "hard"]
+    values, numbers = columns.field("question")
+    assert [values[number] for number in numbers] == [row["question"] for row in ROWS for _ in range(TRIALS)]
+    run.append(whole_trial(0, 1)[0])
+    assert columns.refresh() == 1
+    assert columns.field("question")[1] is numbers
+    data = run.folder / "data.jsonl"
+    data.write_text(data.read_text().replace("zero", "0"))
+    assert columns.refresh() > 0
+    assert columns.field("question")[0][:2] == ["", "0"]

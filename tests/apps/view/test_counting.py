@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.apps.view.columns import open_columns
-from holdfast.apps.view.counting import count_rows, count_run
+from holdfast.apps.view.counting import Counting, count_rows, count_run
+from holdfast.apps.view.site import Site
 from holdfast.report.overview import Overview, run_overview
 from holdfast.report.run_view import RunView
 from holdfast.report.trial_counts import TrialsTally, count_trial
 from holdfast.store.rundir import RunDir
+from tests.apps.view.journals import JournaledRun, whole_trial
 from tests.support.lab import Lab, rows
-from tests.support.running import Server, module_server
+from tests.support.running import PATIENCE, Server, module_server, wait_for
 from tests.support.showcase import agent_run, long_run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.apps.view.columns import Columns
+    from holdfast.report.trial_counts import TrialNumbers
 
 provider = module_server()
 
@@ -76,3 +82,44 @@ def test_a_large_run_is_counted_by_a_helper_process(
         assert count_run(view, open_columns(run)) == expected
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert count_run(view, open_columns(run)) == expected  # in this process
+
+
+def test_a_run_is_counted_while_trials_end_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = JournaledRun(tmp_path)
+    for event in (*whole_trial(0, 1), *whole_trial(0, 2)):
+        run.append(event)
+    columns, add = open_columns(run.rundir), TrialsTally.add
+
+    def add_and_go_on(tally: TrialsTally, trial: TrialNumbers) -> None:
+        add(tally, trial)
+        for event in whole_trial(2, 1, score=0.0):
+            run.append(event)
+        columns.refresh()
+
+    monkeypatch.setattr(TrialsTally, "add", add_and_go_on)
+    assert count_rows(columns.view, columns).statuses == {"passed": 2, "failed": 1}
+
+
+def test_a_page_does_not_wait_for_the_count_of_a_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = JournaledRun(tmp_path)
+    for event in whole_trial(0, 1):
+        run.append(event)
+    run.report()
+    monkeypatch.setattr("holdfast.apps.view.counting._MANY", 0)
+    monkeypatch.setattr("holdfast.apps.view.counting._PATIENCE", PATIENCE)
+    go, count = threading.Event(), count_run
+
+    def count_slowly(view: RunView, columns: Columns) -> Overview:
+        assert go.wait(PATIENCE)
+        return count(view, columns)
+
+    monkeypatch.setattr("holdfast.apps.view.counting.count_run", count_slowly)
+    site = Site(tmp_path / "none", tmp_path / "home", {"run": run.rundir})
+    counting, view = Counting(site), site.run("run")
+    try:
+        first = counting.overview("run", view)
+        assert (first.outputs, first.counted) == (1, False)
+    finally:
+        go.set()
+    wait_for(lambda: counting.overview("run", view).counted, "the count")
+    site.close()

@@ -197,7 +197,7 @@ def test_rows_are_sorted_by_texts(columns: Columns, trials: list[Trial], name: s
 
 def test_each_facet_counts_the_rows_that_its_query_selects(columns: Columns) -> None:
     everything = select(columns, parse_query(""))
-    by_name = facets(columns, everything, ["level"])
+    by_name = facets(columns, everything)
     assert set(by_name) >= {"status", "checkpoint@1", *GRADERS, "stop", "error", "level"}
     for each in by_name.values():
         for facet in each:
@@ -319,3 +319,17 @@ def test_a_snapshot_is_kept_until_a_row_changes(tmp_path: Path) -> None:
     assert columns.refresh() == 1
     assert list(select(columns, parse_query("passed")).rows) == [0, 1]
     assert list(first.rows) == [0]
+
+
+def test_facets_of_a_page_count_present_rows_after_the_table_was_made_again(tmp_path: Path) -> None:
+    run = JournaledRun(tmp_path)
+    for event in whole_trial(1, 1):
+        run.append(event)
+    columns = open_columns(run.rundir)
+    before = select(columns, parse_query("passed"))
+    for event in whole_trial(0, 1, score=0.0):  # which other outcomes then follow
+        run.append(event)
+    data = run.folder / "data.jsonl"
+    data.write_text(data.read_text() + '{"id": "s9", "question": "nine", "expected": "9", "level": "easy"}\n')
+    assert columns.refresh() > 0
+    assert [(facet.value, facet.count) for facet in facets(columns, before)["status"]] == [("passed", 1)]

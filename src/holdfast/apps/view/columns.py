@@ -1,18 +1,25 @@
 """The trials of a run as a table that pages select from, kept up to date while the run goes on.
 
 The table of a large finished run was published with its report, and is only read. Any other table is made from the
-run's index, in memory or in a temporary file.
+run's index, in memory or in a temporary file. A large run that no process has indexed is first read by a helper
+process, which is this module run as a program: it publishes the index, and of a finished run the table, for this user.
 
 A row number stands for the same trial as long as the dataset stays as it is.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from array import array
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -29,6 +36,7 @@ from holdfast.report.trial_table import (
     TableFiller,
     TrialTable,
     open_published_table,
+    publish_table,
     score_column,
 )
 from holdfast.store.files import UNREADABLE
@@ -36,27 +44,32 @@ from holdfast.store.heads import ErrorHead, decode_head
 from holdfast.store.index import StaleIndexError
 from holdfast.store.index_files import journals_size
 from holdfast.store.lines import LineRef
-from holdfast.store.rundir import bytes_to_publish
+from holdfast.store.rundir import RunDir, bytes_to_publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
     from typing import Any
 
-    from holdfast.apps.view.snapshot import Facet, Snapshot
+    from holdfast.apps.view.snapshot import Snapshot
     from holdfast.data.dataset import Sample
     from holdfast.store.index import Key
-    from holdfast.store.rundir import RunDir
 
+T = TypeVar("T")
 Progress = Callable[[float], None]
 """called with the share of the work that is done, from 0 to 1; with 0 if it will take a while"""
 
 _MOST_SEARCHES: Final = 8
 """texts whose hits are kept"""
+_MOST_COMPUTED: Final = 16
+"""results that are kept until a row changes"""
+_MOST_FIELDS: Final = 8
+"""fields whose values are kept"""
 _PREVIEW: Final = 300
 """characters of an answer in a row"""
 _MOST_VALUES: Final = 10_000
 """maximum number of values of a field that groups rows; with more, it is a text or an id"""
+_NICENESS: Final = 5
+"""niceness of helper processes, so that a run on the same machine goes first"""
 
 
 class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,35 +110,67 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer)
 
 
+class Helpers:
+    """Processes of the viewer that work on runs, because a busy thread would hold up the pages; they end with it."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def ask(self, module: str, rundir: RunDir) -> Iterator[bytes]:
+        """Yield the lines that a module of this package prints about a run, as a program."""
+        command = [sys.executable, "-P", "-m", f"holdfast.apps.view.{module}", str(rundir.path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            self._processes.add(process)
+            if self._ended:
+                process.kill()
+            yield from process.stdout
+        self._processes.discard(process)
+        if self._ended:
+            raise CancelledError
+
+    def end(self) -> None:
+        """End all helpers."""
+        self._ended = True
+        for process in [*self._processes]:
+            process.kill()
+
+
 class Columns:
     """The trials of one run. Threads may share them."""
 
-    def __init__(self, rundir: RunDir) -> None:
+    def __init__(self, rundir: RunDir, helpers: Helpers) -> None:
         self.rundir = rundir
+        self.helpers = helpers
         self.lock = RLock()
         """held while the table is read or changed"""
         self.generation = 0
         """grows whenever a row changes"""
         self.snapshots: dict[tuple[str, str, int], Snapshot] = {}
-        """answers to the latest queries, by query, order and generation"""
-        self.counts: dict[tuple[int, str, tuple[str, ...]], dict[str, list[Facet]]] = {}
-        """latest counts, by generation, query and fields"""
+        """answers to the latest queries, by query, order and generation; pages are cut from them"""
         self.view = RunView(rundir)
         self.table = TrialTable(())
         self._filler: TableFiller | None = None
         """updates the table of a run that may go on"""
         self._state: object = None
+        self._computed: dict[tuple[int, object], Any] = {}
+        """by generation and name"""
+        self._fields: dict[str, tuple[TrialTable, list[str], array[int]]] = {}
+        """by name of a field: the table whose rows they are of, its values, and the number of each row's value"""
         self._searches: dict[tuple[str, int], TextHits] = {}
         self._refreshing = Lock()
 
     def open(self, progress: Progress) -> None:
         """Open the published table if it is valid, else make one."""
-        view, state = RunView(self.rundir), self._read_state()
-        filler = None
-        table = open_published_table(self.rundir, view.graders) if view.metrics is not None else None
+        view, state, filler = RunView(self.rundir), self._read_state(), None
+        table = _published_table(view)
+        if table is None and journals_size(self.rundir) >= bytes_to_publish():
+            progress(0.0)
+            for share in self.helpers.ask("columns", self.rundir):
+                progress(float(share))
+            table = _published_table(view)
         if table is None:
-            if journals_size(self.rundir) >= bytes_to_publish():
-                progress(0.0)
             filler = TableFiller(view)
             filler.fill(progress)
             table = filler.table
@@ -143,10 +188,16 @@ class Columns:
         """Number of rows."""
         return self.table.rows
 
-    @property
-    def graders(self) -> list[str]:
-        """Names of the graders, as metrics have them."""
-        return self.table.graders
+    def compute(self, name: object, function: Callable[[TrialTable], T]) -> T:
+        """Return a function of the table, which is computed again only after a row has changed."""
+        with self.lock:
+            key = self.generation, name
+            if key not in self._computed:
+                while len(self._computed) >= _MOST_COMPUTED:
+                    del self._computed[next(iter(self._computed))]
+                self._computed[key] = function(self.table)
+            result: T = self._computed[key]
+            return result
 
     def find(self, sample: str, trial: int) -> int | None:
         """Return the row number of a trial."""
@@ -167,26 +218,24 @@ class Columns:
             hits = self._searches[key]
         return hits.flags(wait)
 
-    def field(self, name: str, position: int = 0) -> tuple[list[str], str]:
-        """Return the values of a field of the rows, and the table with the number of each row's value.
+    def field(self, name: str, position: int = 0) -> tuple[list[str], array[int]]:
+        """Return the values of a field of the rows that is not under `by`, and the number of each row's value.
 
         The value 0 stands for rows that the dataset no longer has. The first call reads the dataset. Raises
         QueryError, for a place in a query, if no row has the field or if it has too many values.
         """
-        while True:
-            with self.lock:
-                table, rows = self.table, self.table.rows
-                if name in table.fields:
-                    return table.fields[name]
-            values, numbers = self._read_field(table, name, position)  # which takes long; others may read meanwhile
-            with self.lock:
-                if self.table is table and table.rows == rows:
-                    table.set_field(name, values, enumerate(numbers))
-                    return table.fields[name]
+        table = self.table
+        kept = self._fields.pop(name, None)
+        if kept is None or kept[0] is not table or len(kept[2]) != table.rows:
+            kept = table, *self._read_field(table, name, position)
+            while len(self._fields) >= _MOST_FIELDS:
+                self._fields.pop(next(iter(self._fields)), None)
+        self._fields[name] = kept
+        return kept[1:]
 
-    def _read_field(self, table: TrialTable, name: str, position: int) -> tuple[list[str], list[int]]:
+    def _read_field(self, table: TrialTable, name: str, position: int) -> tuple[list[str], array[int]]:
         numbers: dict[str, int] = {"": 0}
-        codes = [0] * table.rows
+        codes = array("H", bytes(2 * table.rows))
         names: dict[str, None] = {}
         present = False
         try:
@@ -229,17 +278,19 @@ class Columns:
     def refresh(self) -> int:
         """Read what the run has written since the last look, and return how many rows are new or have changed."""
         with self._refreshing:
-            state = self._read_state()
-            if state == self._state and self._filler is None:
-                return 0
-            if state == self._state and self._filler is not None:
+            if self._read_state() == self._state:
+                if self._filler is None:
+                    return 0
                 changed: set[str] = set()
                 with suppress(StaleIndexError), self.lock:
                     self.view.index.read(seen=lambda _, head: changed.add(head.key))
                     self.view.work.drop_unfit(self.view.index)
-                    return self._changed(self._filler.update(changed))
+                    rows = self._filler.update(changed)
+                    self.generation += bool(rows)
+                    return rows
             self.open(_ignore)
-            return self._changed(self.rows)
+            self.generation += bool(self.rows)
+            return self.rows
 
     def _read_state(self) -> object:
         """Return stamps of the report, the dataset and published journals: if one changes, the table is rebuilt."""
@@ -247,19 +298,10 @@ class Columns:
             dataset = Dataset(self.view.spec).stamp() if not self.rundir.finished else ()
         except HoldfastError:
             dataset = ()
-        return dataset, [_stamp(path) for path in (self.rundir.metrics, self.rundir.manifest)], self._journals()
-
-    def _journals(self) -> list[object]:
-        """Return the sizes of the journals of a finished run, which no longer change."""
-        if not self.rundir.finished:
-            return []
-        return [_stamp(path) for kind in ("outputs", "grades") for path in self.rundir.journals(kind)]
-
-    def _changed(self, rows: int) -> int:
-        if rows:
-            self.generation += 1
-            self.table.forget_fields()
-        return rows
+        paths = [self.rundir.metrics, self.rundir.manifest]
+        if self.rundir.finished:  # its journals no longer change
+            paths += [path for kind in ("outputs", "grades") for path in self.rundir.journals(kind)]
+        return dataset, [*map(stamp, paths)]
 
     def close(self) -> None:
         """End searches."""
@@ -269,7 +311,8 @@ class Columns:
             self._searches.clear()
 
 
-def _stamp(path: Path) -> object:
+def stamp(path: Path) -> object:
+    """Return a value that changes if a file does; None if there is none."""
     try:
         stat = path.stat()
     except OSError:
@@ -281,11 +324,15 @@ def _ignore(share: float) -> None:
     """Ignore the progress."""
 
 
-def open_columns(rundir: RunDir, progress: Progress | None = None) -> Columns:
+def open_columns(rundir: RunDir, progress: Progress = _ignore, helpers: Helpers | None = None) -> Columns:
     """Return the trials of a run."""
-    columns = Columns(rundir)
-    columns.open(progress or _ignore)
+    columns = Columns(rundir, helpers or Helpers())
+    columns.open(progress)
     return columns
+
+
+def _published_table(view: RunView) -> TrialTable | None:
+    return None if view.metrics is None else open_published_table(view.rundir, view.graders)
 
 
 def field_value(fields: Mapping[str, Any], name: str) -> Any:
@@ -361,3 +408,31 @@ def _read_error(line: LineRef | None) -> str:
         return ""
     reason = f"{head.kind}: {head.message}"
     return reason if head.where == "target" else f"{head.where}: {reason}"
+
+
+def work_apart(work: Callable[[RunDir], None]) -> None:
+    """Work on the run that is named on the command line, as a helper process."""
+    os.nice(_NICENESS)
+    try:
+        work(RunDir(Path(sys.argv[1])))
+    except KeyboardInterrupt:  # the viewer has ended
+        sys.exit(1)
+
+
+def _publish(rundir: RunDir) -> None:
+    """Publish the index of a run, and of a finished run the table; print the share of the table that is made."""
+    view = RunView(rundir)
+    index = view.index  # which publishes it
+    if view.metrics is not None:
+        filler = TableFiller(view)
+        filler.fill(_write_share)
+        publish_table(filler.table, rundir, index, rundir.private_index)
+
+
+def _write_share(share: float) -> None:
+    sys.stdout.buffer.write(b"%f\n" % share)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    work_apart(_publish)

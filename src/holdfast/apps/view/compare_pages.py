@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.apps.view.site import RUN, NotFound, is_json
+from holdfast.apps.view.site import RUN, NotFound, is_json, whole_number
 from holdfast.errors import UsageError
 from holdfast.report.alignment import SideBySide, align
 from holdfast.report.compare import read_scores
@@ -127,8 +127,7 @@ class _Comparisons:
     def page(self, runs: Sequence[str], query: Mapping[str, str], *, wait: bool) -> ComparePage | WaitingPage:
         if (comparison := self._compare(runs, query, wait=wait)) is None:
             return WaitingPage(up="/")
-        text = query.get("start", "")
-        start = min(int(text), comparison.total) if text.isdecimal() and len(text) < 10 else 0
+        start = min(whole_number(query.get("start")) or 0, comparison.total)
         large = {
             run
             for run, side in zip(runs, comparison.runs, strict=True)

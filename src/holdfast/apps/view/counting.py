@@ -1,28 +1,24 @@
 """Numbers that need a count of a run's trials: funnel, distributions, activity; once for each state of the run.
 
-Counting a million trials takes seconds, so a page waits for a moment and otherwise shows the previous counts, if
-any. A busy thread would hold up the pages, so the trials of a large finished run are counted in a helper process,
-which is this module run as a program; other trials are counted in a thread.
+Counting a million trials takes seconds, so a page waits for a moment if the run is small, and otherwise shows the
+previous counts, if any. The trials of a large finished run are counted in a helper process, which is this module run
+as a program; other trials are counted in a thread.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.apps.view.columns import Columns, open_columns
+from holdfast.apps.view.columns import Columns, open_columns, work_apart
 from holdfast.report.overview import Overview, run_overview
 from holdfast.report.trial_counts import TrialNumbers, TrialsTally
 from holdfast.report.trial_table import STATUSES, score_column
-from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +27,14 @@ if TYPE_CHECKING:
     from holdfast.report.run_view import RunView
     from holdfast.report.trial_table import TrialTable
     from holdfast.report.trials import TrialStatus
+    from holdfast.store.rundir import RunDir
 
 _PATIENCE: Final = 0.25
 """seconds that a page waits"""
 _KEPT: Final = 8
 """runs whose numbers are kept"""
 _MANY: Final = 100_000
-"""number of trials of a finished run above which a helper process counts them"""
-_NICENESS: Final = 5
-"""niceness of the helper process, so that a run on the same machine goes first"""
+"""number of trials from which no page waits for their count, and of a finished run a helper process counts them"""
 _STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded" else status for status in STATUSES)
 """by the codes of statuses, less one"""
 _COLUMNS: Final = ("sample", "outcome", "score", "turns", "tokens", "cost", "started", "seconds", "first_token")
@@ -60,6 +55,7 @@ class Counting:
         with suppress(TimeoutError):
             columns = self._site.columns(run, _PATIENCE)
             columns.refresh()
+            patience = 0.0 if columns.rows >= _MANY else _PATIENCE
             state = columns, columns.generation, view
             with self._lock:
                 earlier, future = self._counts.pop(run, (None, None))
@@ -70,30 +66,21 @@ class Counting:
                     oldest = next(iter(self._counts))
                     del self._counts[oldest]
                     self._latest.pop(oldest, None)
-            self._latest[run] = future.result(_PATIENCE)
+            self._latest[run] = future.result(patience)
         return self._latest.get(run) or run_overview(view, None)
 
 
 def count_run(view: RunView, columns: Columns) -> Overview:
     """Count all trials of a run, and return the run in numbers."""
-    overview = _count_in_helper(columns) if columns.rows >= _MANY and columns.settled else None
-    if overview is None:
-        return run_overview(view, count_rows(view, columns))
-    return msgspec.structs.replace(overview, run=view.manifest.id)  # an archived run has another name in addresses
+    if columns.rows >= _MANY and columns.settled:
+        with suppress(msgspec.DecodeError):
+            overview = msgspec.json.decode(b"".join(columns.helpers.ask("counting", columns.rundir)), type=Overview)
+            return msgspec.structs.replace(overview, run=view.manifest.id)  # an archived run has another name
+    return run_overview(view, count_rows(view, columns))
 
 
-def _count_in_helper(columns: Columns) -> Overview | None:
-    command = [sys.executable, "-P", "-m", "holdfast.apps.view.counting", str(columns.rundir.path)]
-    result = subprocess.run(command, check=False, stdout=subprocess.PIPE)
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(result.stdout, type=Overview)
-    return None
-
-
-def main() -> None:
-    """Count the trials of a run, and print its overview."""
-    os.nice(_NICENESS)
-    columns = open_columns(RunDir(Path(sys.argv[1])))
+def _print_overview(rundir: RunDir) -> None:
+    columns = open_columns(rundir)
     sys.stdout.buffer.write(msgspec.json.encode(run_overview(columns.view, count_rows(columns.view, columns))))
 
 
@@ -104,7 +91,7 @@ def count_rows(view: RunView, columns: Columns) -> TrialsTally:
         table = columns.table
     for trial in _numbers(table):
         tally.add(trial)
-    for number, count in table.select("outcome, count(*)", "file IS NULL GROUP BY outcome"):
+    for number, count in table.count("outcome", "file IS NULL").items():
         tally.missing[_STATUS[table.outcomes[number].status - 1]] += count
     return tally
 
@@ -136,7 +123,4 @@ def _words_of(table: TrialTable, number: int) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # the viewer has ended
-        sys.exit(1)
+    work_apart(_print_overview)

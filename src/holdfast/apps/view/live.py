@@ -113,8 +113,6 @@ class Watch:
         self._last: LiveNumbers | None = None
         self._next = 0.0
         self._reported: dict[str, Any] | None = None
-        self._measured: tuple[int, dict[str, Any]] | None = None
-        """the numbers that take a while to add up, with the generation of the columns"""
 
     def numbers(self) -> LiveNumbers:
         """Return the current numbers, or the last ones if they are recent enough."""
@@ -141,15 +139,14 @@ class Watch:
             self._reported = None
         columns.refresh()
         with columns.lock:
-            counted = _count(columns.table)
+            counted = columns.compute("counts", _count)
             numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
             if status == "finished":
                 return msgspec.structs.replace(numbers, **self._report())
-            if self._measured is None or self._measured[0] != columns.generation:
-                self._measured = columns.generation, _measure(columns.table)
+            measured = columns.compute("measures", _measure)
             pace = _pace(columns.table, time.time()) if status == "running" else None
         eta = (numbers.total - numbers.done) / pace if pace else None
-        return msgspec.structs.replace(numbers, rate=pace, eta=eta, **self._measured[1])
+        return msgspec.structs.replace(numbers, rate=pace, eta=eta, **measured)
 
     def _first_look(self, status: Status) -> LiveNumbers:
         """Return estimates while the journals are read for the first time."""
@@ -174,19 +171,18 @@ class Watch:
 def _count(table: TrialTable) -> dict[str, Any]:
     """Return the numbers that can be counted at once, even over a million trials."""
     counts: Counter[str] = Counter()
-    done = ungraded = 0
-    for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
+    done = 0
+    for number, count in table.count("outcome").items():
         outcome = table.outcomes[number]
         counts[STATUSES[outcome.status - 1]] += count
         done += count if outcome.has_output else 0
-    ungraded = counts["ungraded"]
-    return {"done": done, "total": table.rows, "graded": done - ungraded, "counts": dict(counts)}
+    return {"done": done, "total": table.rows, "graded": done - counts["ungraded"], "counts": dict(counts)}
 
 
 def _measure(table: TrialTable) -> dict[str, Any]:
     """Return the numbers that are added up over all trials."""
     errors: Counter[str] = Counter()
-    for number, count in table.select("outcome, count(*)", "1 GROUP BY outcome"):
+    for number, count in table.count("outcome").items():
         errors[table.outcomes[number].error] += count
     tokens = sum(value for (value,) in table.select("tokens", "tokens IS NOT NULL"))
     cost = math.fsum(value for (value,) in table.select("cost", "cost IS NOT NULL"))

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from holdfast.apps.view.counting import Counting
 from holdfast.apps.view.live import look_at
-from holdfast.apps.view.site import RUN_ID, Link, NotFound, archive_stamp
+from holdfast.apps.view.site import RUN_ID, Link, NotFound, archive_stamp, whole_number
 from holdfast.apps.view.trial_list import Neighbours, neighbours, trial_address
 from holdfast.data.messages import PICTURES, media_type_of
 from holdfast.display.format import byte_count
@@ -180,15 +180,11 @@ def _trial_page(site: Site, request: web.Request) -> TrialPage:
     timeline = trial_timeline(site.run(run), trial)
     asked = {name: value for name, value in request.query.items() if name in ("q", "sort", "text")}
     return TrialPage(
-        timeline=shorten(timeline, _number(request.query.get("from"))),
+        timeline=shorten(timeline, whole_number(request.query.get("from"))),
         address=trial_address(run, timeline.sample, timeline.trial),
         asked=asked,
         neighbours=neighbours(site, run, timeline.sample, timeline.trial, asked),
     )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
 
 
 def shorten(timeline: Timeline, start: int | None = None) -> Timeline:

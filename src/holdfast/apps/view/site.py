@@ -14,12 +14,12 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from holdfast.apps.view.columns import open_columns
+from holdfast.apps.view.columns import Helpers, open_columns, stamp
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import compile_templates, render
 from holdfast.report.run_view import RunView
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from holdfast.apps.view.columns import Columns
     from holdfast.apps.view.live import Watch
-    from holdfast.apps.view.snapshot import Snapshot
     from holdfast.report.run_view import GradedTrial, Pending
     from holdfast.store.rundir import RunDir
 
@@ -125,14 +124,13 @@ class Site:
         self._lock = threading.Lock()
         self._open: dict[str, tuple[object, RunView]] = {}
         self._columns: dict[str, Future[Columns]] = {}
+        self._helpers = Helpers()
         self._decided: dict[str, threading.Event] = {}
         """by run: set when its columns are there, or will take a while"""
         self.shares_read: dict[str, float] = {}
         """share of the work that is done, from 0 to 1, by run whose columns are being built"""
         self.watches: dict[str, Watch] = {}
         """runs that somebody follows"""
-        self.snapshots: dict[tuple[str, str, str, int | None], Snapshot] = {}
-        """lists of rows that pages were cut from, by run, filter, order and generation"""
         self.ending = asyncio.Event()
         """set when the server ends; streams end with it"""
 
@@ -190,7 +188,7 @@ class Site:
             future = self._columns.pop(run, None)
             if future is None or (future.done() and future.exception() is not None):
                 self._decided[run] = threading.Event()
-                future = self._builders.submit(open_columns, rundir, partial(self._note_share, run))
+                future = self._builders.submit(open_columns, rundir, partial(self._note_share, run), self._helpers)
                 future.add_done_callback(lambda _: self._decided[run].set())
             self._columns[run], decided = future, self._decided[run]
             evicted = self._columns.pop(next(iter(self._columns))) if len(self._columns) > _KEPT_RUNS else None
@@ -249,9 +247,10 @@ class Site:
         self.ending.set()
 
     def close(self) -> None:
-        """Start no more work, and close the columns of all runs."""
+        """Start no more work, end the helpers, and close the columns of all runs."""
         for pool in (self._threads, self._builders, self._askers):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._helpers.end()
         for future in self._columns.values():
             _close_columns(future)
 
@@ -269,6 +268,11 @@ def problem_page(error: HoldfastError) -> tuple[ProblemPage, int]:
     return ProblemPage("This page cannot be shown", error.message, error.remedy), 500
 
 
+def whole_number(text: str | None) -> int | None:
+    """Return the number that a part of an address stands for; None if it is not one."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
+
+
 def is_json(request: web.Request) -> bool:
     """True if a page is asked for as JSON."""
     resource = request.match_info.route.resource
@@ -278,12 +282,4 @@ def is_json(request: web.Request) -> bool:
 def _state(rundir: RunDir) -> object:
     """Return a value that changes whenever the files of a run do."""
     journals = [path for name in ("outputs", "grades", "errors", "steps") for path in rundir.journals(name)]
-    return [_stamp(path) for path in (rundir.manifest, rundir.metrics, rundir.results, *journals)]
-
-
-def _stamp(path: Path) -> Any:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return [stamp(path) for path in (rundir.manifest, rundir.metrics, rundir.results, *journals)]

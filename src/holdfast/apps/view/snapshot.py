@@ -1,14 +1,14 @@
 """Snapshots: the rows that a query selects from the trials of a run, in an order, with counts.
 
 A query becomes a condition in SQL. Conditions on words and statuses first select outcomes, of which there are few;
-the database compares numbers; hits of a text and values of fields have tables of their own.
+the database compares numbers; hits of a text, and of a value of a field that is no column, are a byte for each row.
 """
 
 from __future__ import annotations
 
 import operator
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from holdfast.errors import QueryError, suggest
 from holdfast.report.trial_table import CODES, NUMBERS, STATUSES, WORDS, score_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.apps.view.columns import Columns
     from holdfast.apps.view.query import Condition, Query
@@ -38,7 +38,6 @@ _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "e
 _RANKS: Final = {CODES[status]: rank for rank, status in enumerate(_SEVERITY, 1)}
 _KEPT_BYTES: Final = 16 << 20
 """bytes of row numbers in snapshots that are kept for further pages"""
-_KEPT_COUNTS: Final = 8
 
 
 class Snapshot(NamedTuple):
@@ -68,53 +67,50 @@ class Facet(msgspec.Struct, frozen=True):
     """the condition that selects these rows"""
 
 
-def select(columns: Columns, query: Query, sort: str = "", *, wait: float | None = None) -> Snapshot:
+def select(
+    columns: Columns, query: Query, sort: str = "", *, wait: float | None = None, generation: int | None = None
+) -> Snapshot:
     """Return the rows for which a query holds, sorted by a column, descending if its name follows `-`.
 
     Rows without a value are last in either direction. Without a column, rows are in the dataset's order. A text is
     searched for at most `wait` seconds; None waits for the end. Until then, rows that are not searched yet count as
-    rows without the text. Raises QueryError for names that the run does not have.
+    rows without the text. The answer to an earlier `generation` of the rows is returned if it is still kept. Raises
+    QueryError for names that the run does not have.
     """
+    for number in (columns.generation if generation is None else generation, columns.generation):
+        if (kept := columns.snapshots.pop((query.text, sort, number), None)) is not None:
+            columns.snapshots[query.text, sort, number] = kept  # the most recently used is last
+            return kept
     while True:
         # What takes long is done while others may read: the search for texts, and reading fields from the dataset.
         generation = columns.generation
-        kept = columns.snapshots.get((query.text, sort, generation))
-        if kept is not None and kept.complete:
-            columns.snapshots[query.text, sort, generation] = columns.snapshots.pop((query.text, sort, generation))
-            return kept  # the most recently used is last
         texts = {text: columns.find_text(text, wait) for text in query.texts}
-        _read_fields(columns, query, sort)
+        names = [(leaf.name, leaf.position) for leaf in query.comparisons]
+        for name, position in [*names, (sort.removeprefix("-") or "sample", 0)]:
+            if not _is_column(columns.table, name):
+                columns.field(name, position)
         with columns.lock:
             if columns.generation == generation:
                 return _select(columns, query, sort, texts)
 
 
-def _read_fields(columns: Columns, query: Query, sort: str) -> None:
-    for leaf in query.comparisons:
-        if leaf.name not in _TEXTS and number_column(columns.table, leaf.name) is None:
-            columns.field(leaf.name, leaf.position)
-    name = sort.removeprefix("-")
-    if name and name not in _TEXTS and number_column(columns.table, name) is None:
-        columns.field(name)
-
-
 def _select(columns: Columns, query: Query, sort: str, texts: dict[str, tuple[bytes, bool]]) -> Snapshot:
-    table = columns.table
-    translation = _Translation(columns, texts)
+    translation, generation = _Translation(columns, texts), columns.generation
     where, values = translation.condition(query.condition), tuple(translation.values)
-    rows = array("I", _sorted_rows(columns, where, values, sort))
+    rows = _sorted_rows(columns, where, values, sort)
     complete = all(complete for _, complete in texts.values())
-    snapshot = Snapshot(rows, table.rows, complete, columns.generation, query, where, values)
-    _keep(columns.snapshots, (query.text, sort, columns.generation), snapshot)
+    snapshot = Snapshot(rows, columns.rows, complete, generation, query, where, values)
+    kept = columns.snapshots
+    if complete:
+        kept[query.text, sort, generation] = snapshot
+    while len(kept) > 1 and sum(len(each.rows) * 4 for each in kept.values()) > _KEPT_BYTES:
+        del kept[next(iter(kept))]
     return snapshot
 
 
-def _keep(snapshots: dict[Any, Snapshot], key: Any, snapshot: Snapshot) -> None:
-    for old in [each for each in snapshots if each[2] != snapshot.generation]:
-        del snapshots[old]  # no page asks for rows of an earlier generation by query
-    snapshots[key] = snapshot
-    while len(snapshots) > 1 and sum(len(each.rows) * 4 for each in snapshots.values()) > _KEPT_BYTES:
-        del snapshots[next(iter(snapshots))]
+def _is_column(table: TrialTable, name: str) -> bool:
+    """Return True if the values of a name are in the table."""
+    return name in _TEXTS or name in table.fields or number_column(table, name) is not None
 
 
 class _Translation:
@@ -141,17 +137,20 @@ class _Translation:
             flag = "stopped" if condition.flag == "stopped" else "source"
             return self._outcomes(lambda _, outcome: bool(getattr(outcome, flag)))
         if isinstance(condition, Contains):
-            return self._hits(condition.text)
+            return self._is_flagged(self._texts[condition.text][0])
         return self._compare(condition)
 
     def _outcomes(self, holds: Callable[[int, TrialOutcome], bool]) -> str:
         """Select the rows of outcomes for which something holds."""
         chosen = [number for number, outcome in enumerate(self._table.outcomes) if holds(number, outcome)]
-        self.values.append(msgspec.json.encode(chosen).decode())
-        return "(outcome IN (SELECT value FROM json_each(?)))"
+        return self._is_in("outcome", chosen)
 
-    def _hits(self, text: str) -> str:
-        flags = self._texts[text][0]
+    def _is_in(self, column: str, numbers: list[int]) -> str:
+        self.values.append(msgspec.json.encode(numbers).decode())
+        return f"({column} IN (SELECT value FROM json_each(?)))"
+
+    def _is_flagged(self, flags: bytes) -> str:
+        """Select the rows that have a byte of 1."""
         self.values.append(flags)
         return "(substr(?, n + 1, 1) = x'01')"
 
@@ -170,10 +169,12 @@ class _Translation:
                 return self._outcomes(lambda number, _: (codes[number] == CODES[value]) is (sign == "="))
             self.values.append(_number(condition))
             return f"coalesce({column} {sign} ?, 0)"  # unknown numbers meet no condition, not even `!=`
-        values, field = self._columns.field(name, position)
-        chosen = [number for number, each in enumerate(values) if _fulfils(each, sign, value)]
-        self.values.append(msgspec.json.encode(chosen).decode())
-        return f"(n IN (SELECT n FROM {field} WHERE value IN (SELECT value FROM json_each(?))))"
+        if name in table.fields:
+            chosen = [number for each, number in table.fields[name].items() if _fulfils(each, sign, value)]
+            return self._is_in(table.field_column(name), chosen)
+        values, numbers = self._columns.field(name, position)
+        fulfils = [_fulfils(each, sign, value) for each in values]
+        return self._is_flagged(bytes(map(fulfils.__getitem__, numbers)))
 
 
 def _word(outcome: TrialOutcome, name: str) -> str:
@@ -236,31 +237,36 @@ def number_column(table: TrialTable, name: str) -> str | None:
     return score_column(table.graders.index(name)) if name in table.graders else None
 
 
-def _sorted_rows(columns: Columns, where: str, values: Sequence[Any], sort: str) -> Iterable[int]:
+def _sorted_rows(columns: Columns, where: str, values: Sequence[Any], sort: str) -> array[int]:
     name, table, reverse = sort.removeprefix("-"), columns.table, sort.startswith("-")
-    if not sort:
-        return (number for (number,) in table.select("n", f"{where} ORDER BY n", values))
-    if (column := "sample" if name == "sample" else number_column(table, name)) is not None:
-        order = f"{column} IS NULL, {column} {'DESC' if reverse else ''}, n"
-        return (number for (number,) in table.select("n", f"{where} ORDER BY {order}", values))
+    if not sort and where == "1":
+        return array("I", range(table.rows))
+    column = "n" if not sort else "sample" if name == "sample" else number_column(table, name)
+    if column is not None:
+        order = f"{column} IS NULL, {column} {'DESC' if reverse else ''}, n" if sort else "n"
+        return array("I", (number for (number,) in table.select("n", f"{where} ORDER BY {order}", values)))
     if name in _TEXTS:
-        words = [outcome.status if name == "status" else _word(outcome, name) for outcome in table.outcomes]
-        ranks = _ranks([str(word) for word in words])
+        words = [_word(outcome, name) for outcome in table.outcomes]
         pairs = table.select("n, outcome", f"{where} ORDER BY n", values)
-        known = [bool(word) for word in words]
+    elif name in table.fields:
+        words = [*table.fields[name]]
+        pairs = table.select(f"n, {table.field_column(name)}", f"{where} ORDER BY n", values)
     else:
-        texts, field = columns.field(name)
-        ranks, known = _ranks(texts), [False, *[True] * (len(texts) - 1)]
-        pairs = table.select(f"n, coalesce((SELECT value FROM {field} AS f WHERE f.n = trials.n), 0)", where, values)
-    rows = list(pairs)
-    ordered = sorted((row for row in rows if known[row[1]]), key=lambda row: ranks[row[1]], reverse=reverse)
-    return [number for number, _ in (*ordered, *(row for row in rows if not known[row[1]]))]
+        words, values_of_rows = columns.field(name)
+        pairs = ((number, values_of_rows[number]) for (number,) in table.select("n", f"{where} ORDER BY n", values))
+    ranks, unknown = _ranks(words, name), array("I")
+    ranked: dict[int, array[int]] = defaultdict(lambda: array("I"))
+    for number, code in pairs:
+        (ranked[ranks[code]] if words[code] else unknown).append(number)
+    return sum((ranked[rank] for rank in sorted(ranked, reverse=reverse)), array("I")) + unknown
 
 
-def _ranks(values: list[str]) -> list[int]:
-    """Return the place of each value in their order: numbers by size, then texts. Equal values have equal places."""
+def _ranks(values: list[str], name: str) -> list[int]:
+    """Return the place of each value in their order: statuses by code, else numbers by size, then texts."""
 
     def order(value: str) -> tuple[bool, float, str]:
+        if name == "status":
+            return False, CODES[value], ""
         try:
             return False, float(value), ""
         except ValueError:
@@ -270,35 +276,30 @@ def _ranks(values: list[str]) -> list[int]:
     return [places[value] for value in values]
 
 
-def facets(columns: Columns, snapshot: Snapshot, fields: Sequence[str] = ()) -> dict[str, list[Facet]]:
-    """Count the selected rows by status, by each grader's and checkpoint's verdict, and by stop, error and row field.
-
-    Raises QueryError for fields that no row has, or that have too many values.
-    """
-    for name in fields:
-        columns.field(name)
+def facets(columns: Columns, snapshot: Snapshot) -> dict[str, list[Facet]]:
+    """Count the selected rows by status, by each grader's and checkpoint's verdict, stop, error and field of `by`."""
     with columns.lock:
         if snapshot.generation != columns.generation:
             snapshot = select(columns, snapshot.query, wait=0.0)
-        key = columns.generation, snapshot.where + repr(snapshot.values), tuple(fields)
-        if key in columns.counts:
-            return columns.counts[key]
-        table = columns.table
-        counted = dict(table.select("outcome, count(*)", f"{snapshot.where} GROUP BY outcome", snapshot.values))
-        result = {"status": _count_statuses(table, counted, "")}
-        for name in [*checkpoints(table), *table.graders]:
-            result[name] = _count_statuses(table, counted, name)
-        for name in WORDS:
-            words: Counter[str] = Counter()
-            for number, count in counted.items():
-                words[_word(table.outcomes[number], name)] += count
-            result[name] = _count_values(name, words)
-        for name in fields:
-            result[name] = _count_values(name, _count_field(columns, snapshot, name))
-        while len(columns.counts) >= _KEPT_COUNTS:
-            del columns.counts[next(iter(columns.counts))]
-        counts = columns.counts[key] = {name: values for name, values in result.items() if values}
-        return counts
+        name = snapshot.query.text, snapshot.complete, len(snapshot.rows)  # they grow while a text is searched for
+        return columns.compute(name, lambda table: _count_facets(table, snapshot))
+
+
+def _count_facets(table: TrialTable, snapshot: Snapshot) -> dict[str, list[Facet]]:
+    counted = table.count("outcome", snapshot.where, snapshot.values)
+    result = {"status": _count_statuses(table, counted, "")}
+    for name in [*checkpoints(table), *table.graders]:
+        result[name] = _count_statuses(table, counted, name)
+    for name in WORDS:
+        words: Counter[str] = Counter()
+        for number, count in counted.items():
+            words[_word(table.outcomes[number], name)] += count
+        result[name] = _count_values(name, words)
+    for name, values in table.fields.items():
+        if name not in result and number_column(table, name) is None:  # else a query with this name means the other
+            numbers = table.count(table.field_column(name), snapshot.where, snapshot.values)
+            result[name] = _count_values(name, {value: numbers.get(number, 0) for value, number in values.items()})
+    return {name: values for name, values in result.items() if values}
 
 
 def _count_statuses(table: TrialTable, counted: dict[int, int], name: str) -> list[Facet]:
@@ -309,16 +310,6 @@ def _count_statuses(table: TrialTable, counted: dict[int, int], name: str) -> li
     return [Facet(status, counts[code], prefix + status) for status, code in CODES.items() if counts[code]]
 
 
-def _count_field(columns: Columns, snapshot: Snapshot, name: str) -> Counter[str]:
-    values, field = columns.field(name)
-    rows = columns.table.select(
-        f"(SELECT value FROM {field} AS f WHERE f.n = trials.n) AS value, count(*)",
-        f"{snapshot.where} GROUP BY value",
-        snapshot.values,
-    )
-    return Counter({values[number or 0]: count for number, count in rows})
-
-
-def _count_values(name: str, counts: Counter[str]) -> list[Facet]:
+def _count_values(name: str, counts: dict[str, int]) -> list[Facet]:
     pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return [Facet(value, count, f"{quote(name)}={quote(value)}") for value, count in pairs if count and value]

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
-from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -21,7 +20,7 @@ from aiohttp import web
 from holdfast.apps.view.columns import TrialRow, read_rows
 from holdfast.apps.view.live import look_at
 from holdfast.apps.view.query import parse_query
-from holdfast.apps.view.site import RUN_ID
+from holdfast.apps.view.site import RUN_ID, whole_number
 from holdfast.apps.view.snapshot import facets, select
 from holdfast.errors import QueryError
 from holdfast.report.tables import write_rows
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.apps.view.site import Site
     from holdfast.apps.view.snapshot import Facet, Snapshot
     from holdfast.report.run_view import RunView
+    from holdfast.report.trial_table import TrialTable
     from holdfast.store.catalog import Status
 
 _PAGE: Final = 100
@@ -43,13 +43,9 @@ _MOST: Final = 500
 """maximum number of rows in an answer"""
 _PATIENCE: Final = 0.2
 """seconds that a page waits for columns that are built for the first time, and for hits of a text"""
-_KEPT: Final = 16
-"""snapshots that windows are cut from"""
 _FACET_VALUES: Final = 12
 _NUMBERS: Final = ("trial", "turns", "tokens", "cost", "seconds", "attempt")
 _result: Final = msgspec.json.Decoder(TrialResult)
-_telling: WeakKeyDictionary[Columns, tuple[int, list[str]]] = WeakKeyDictionary()
-"""by the columns of a run: their generation, and the numbers that are worth a column"""
 _TERM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+')
 
 
@@ -163,21 +159,27 @@ def trials_page(site: Site, run: str, asked: Mapping[str, str]) -> TrialsPage:
         rows, graders = _first_rows(site.run(run)) if not query and not sort else ([], [])
         common |= {"status": numbers.status, "building": site.shares_read.get(run, 0.0), "total": numbers.total}
         return TrialsPage(**common, rows=rows, graders=graders, selected=numbers.total)
-    common |= {"status": numbers.status, "graders": columns.graders, "settled": numbers.settled, "total": columns.rows}
-    common["numbers"] = _telling_numbers(columns, manifest.trials)
+    common |= {
+        "status": numbers.status,
+        "graders": columns.table.graders,
+        "settled": numbers.settled,
+        "total": columns.rows,
+    }
+    common["numbers"] = columns.compute("numbers", partial(_telling_numbers, manifest.trials))
     try:
-        snapshot = _snapshot(site, columns, run, query, sort, _number(asked, "generation", None))
+        generation = whole_number(asked.get("generation"))
+        snapshot = select(columns, parse_query(query), sort, wait=_PATIENCE, generation=generation)
     except QueryError as error:
         return TrialsPage(**common, mistake=Mistake(error.message, error.position, error.remedy))
-    start = min(_number(asked, "start", 0) or 0, max(0, len(snapshot.rows) - 1))
-    count = min(_number(asked, "count", _PAGE) or 0, _MOST)
+    start = min(whole_number(asked.get("start")) or 0, max(0, len(snapshot.rows) - 1))
+    count = whole_number(asked.get("count"))
     return TrialsPage(
         **common,
         complete=snapshot.complete,
         generation=snapshot.generation,
         selected=len(snapshot.rows),
         start=start,
-        rows=read_rows(columns, snapshot.rows[start : start + count]),
+        rows=read_rows(columns, snapshot.rows[start : start + min(_PAGE if count is None else count, _MOST)]),
         facets=[] if asked.get("facets") == "0" else _facet_groups(columns, snapshot, query),
     )
 
@@ -219,43 +221,16 @@ def _reported_row(number: int, trial: TrialResult) -> TrialRow:
     )
 
 
-def _telling_numbers(columns: Columns, trials: int) -> list[str]:
+def _telling_numbers(trials: int, table: TrialTable) -> list[str]:
     """Return the columns of numbers in which some row has more than its default."""
-    with columns.lock:
-        generation, known = columns.generation, _telling.get(columns)
-        if known is not None and known[0] == generation:
-            return known[1]
-        conditions = {name: f"{name} > 1" for name in ("turns", "attempt")}
-        conditions |= {name: f"{name} IS NOT NULL" for name in ("tokens", "cost", "seconds")}
-        names = [name for name, where in conditions.items() if any(columns.table.select("1", f"{where} LIMIT 1"))]
-    shown: list[str] = [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
-    _telling[columns] = generation, shown
-    return shown
-
-
-def _number(asked: Mapping[str, str], name: str, default: int | None) -> int | None:
-    text = asked.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else default
-
-
-def _snapshot(site: Site, columns: Columns, run: str, query: str, sort: str, generation: int | None = None) -> Snapshot:
-    """Return the rows of a filter, from an earlier generation if the caller asks for it and it is still known."""
-    kept = site.snapshots.get((run, query, sort, generation))
-    if kept is not None:
-        return kept
-    snapshot = select(columns, parse_query(query), sort, wait=_PATIENCE)
-    if snapshot.complete:
-        site.snapshots[run, query, sort, snapshot.generation] = snapshot
-        while len(site.snapshots) > _KEPT:
-            del site.snapshots[next(iter(site.snapshots))]
-    return snapshot
+    conditions = {name: f"{name} > 1" for name in ("turns", "attempt")}
+    conditions |= {name: f"{name} IS NOT NULL" for name in ("tokens", "cost", "seconds")}
+    names = [name for name, where in conditions.items() if any(table.select("1", f"{where} LIMIT 1"))]
+    return [name for name in _NUMBERS if name in names or (name == "trial" and trials > 1)]
 
 
 def _facet_groups(columns: Columns, snapshot: Snapshot, query: str) -> list[FacetGroup]:
-    try:
-        counted = facets(columns, snapshot, columns.view.spec.by)
-    except QueryError:  # the dataset is gone, or a field has too many values
-        counted = facets(columns, snapshot)
+    counted = facets(columns, snapshot)
     alone = {
         name
         for name in counted
@@ -297,7 +272,7 @@ def neighbours(site: Site, run: str, sample: str, trial: int, asked: Mapping[str
         row = columns.find(sample, trial)
         if row is None:
             return None
-        rows = _snapshot(site, columns, run, query, sort).rows
+        rows = select(columns, parse_query(query), sort, wait=_PATIENCE).rows
         place = rows.index(row) if sort else bisect_left(rows, row)
     except (TimeoutError, QueryError, ValueError):
         return None
@@ -338,7 +313,7 @@ async def _download(site: Site, request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if request.method == "HEAD":
         return response
-    await response.write(_csv([_head(columns.graders)]))
+    await response.write(_csv([_head(columns.table.graders)]))
     for start in range(0, len(snapshot.rows), _MOST):
         numbers = snapshot.rows[start : start + _MOST]
         await response.write(await site.in_thread(partial(_csv_rows, columns, numbers)))
@@ -362,7 +337,7 @@ def _lines(rows: list[TrialRow], graders: list[str]) -> Iterator[list[Any]]:
 
 
 def _csv_rows(columns: Columns, numbers: Iterable[int]) -> bytes:
-    return _csv(_lines(read_rows(columns, numbers), columns.graders))
+    return _csv(_lines(read_rows(columns, numbers), columns.table.graders))
 
 
 def _csv(lines: Iterable[list[Any]]) -> bytes:
