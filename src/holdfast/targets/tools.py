@@ -12,7 +12,7 @@ import inspect
 import re
 import typing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from holdfast.spec.eval import Eval
     from holdfast.spec.target_schema import ScriptedResponse, ScriptedTool, ToolBlock
     from holdfast.store.records import OnCutOff
-    from holdfast.targets.mcp import McpServer
     from holdfast.targets.types import Calls, Message, PastCall, ReplayPolicy, Turn
 
 _MCP_SERVER = "holdfast.targets.mcp:McpServer"
@@ -80,12 +79,28 @@ class Tool:
         return {"type": "function", "function": function}
 
 
+class ToolServer(Protocol):
+    """A server that offers tools, for the length of a run."""
+
+    async def open(self) -> None:
+        """Check that the server can be reached; keep it open if all trials share it."""
+        ...
+
+    async def close(self) -> None:
+        """Close a server that all trials share."""
+        ...
+
+    async def tools(self, calls: Calls) -> list[Tool]:
+        """Return the tools that a trial can call."""
+        ...
+
+
 class Toolbox:
     """The tools of a target."""
 
     def __init__(self, blocks: Sequence[ToolBlock], spec: Eval) -> None:
         self._functions: list[Tool] = []
-        self._servers: list[McpServer] = []
+        self._servers: list[ToolServer] = []
         for number, block in enumerate(blocks):
             where = spec.document.where(("target", "tools", number))
             if block.python is not None:
@@ -94,7 +109,7 @@ class Toolbox:
             elif block.scripted is not None:
                 tool = scripted_tool(block.scripted, where)
             else:
-                server = load_reference(_MCP_SERVER)(block, spec.folder, where, f"tools[{number}]")
+                server: ToolServer = load_reference(_MCP_SERVER)(block, spec.folder, where, f"tools[{number}]")
                 self._servers.append(server)
                 continue
             self._functions.append(with_rules(tool, block))
