@@ -8,7 +8,7 @@ alone() { # until `install` has ended: scripts that start together make one envi
 [ -x "$VENV/bin/python" ] || alone
 if [ ! -x "$VENV/bin/python" ]; then
     PYTHON=
-    for name in "${PYTHON3:-}" python3 python3.13 python3.12 python3.11 python; do
+    for name in "${PYTHON3:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do
         if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             PYTHON=$name
             break

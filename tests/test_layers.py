@@ -121,6 +121,11 @@ def test_the_document_names_every_package() -> None:
     assert {name for name in (*CORE, *PLUGINS, *APPS) if f"| `{name}` |" not in DOCUMENT} == set()
 
 
+def test_the_document_names_modules_that_exist() -> None:
+    paths = set(re.findall(r"`([\w/]+\.py)`", DOCUMENT))
+    assert {path for path in paths if not (SOURCE / path).exists() and not (ROOT / path).exists()} == set()
+
+
 @pytest.mark.parametrize("part", CORE)
 def test_the_core_imports_one_way_and_neither_plugins_nor_apps(part: str) -> None:
     above = {*CORE[: CORE.index(part)], "plugins", "apps"}

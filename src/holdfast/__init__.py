@@ -17,10 +17,10 @@ The public names, imported on first use so that `holdfast --version` stays fast:
 For plug-ins (docs/extending.md):
 
 `InstantGrader`, `WaitingGrader`, `GraderBlock`, `Case`  a grader, its keys in the eval file, and what it judges
-`SetVerdict`     what a grader returns that looks at all outputs of a run together
+`SetVerdict`     the verdicts of a grader that looks at all outputs of a run together
 `Target`, `TargetBlock`, `Turn`                          a target, its keys in the eval file, and what it answers
 `Calls`          recorded calls of models and tools, for targets that make several
-`RowLimits`, `LimitReached`                              limits of a row, and a limit that a target reached by itself
+`RowLimits`, `LimitReached`                              limits of a row, and a limit of its own that a target reached
 `RunView`        a run as an exporter reads it: each trial a `GradedTrial`, or `Pending` without an output
 `Format`, `Document`, `Override`                         a format of eval files, and what it translates
 `Origin`         the eval file that a grader or target is part of
