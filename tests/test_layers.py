@@ -50,7 +50,7 @@ FOREIGN = {
     "spec/eval_schema.py": {"nat"},
     "spec/grader_schema.py": _GRADE_TOOLS,
     "graders/judge.py": _GRADE_TOOLS,
-    "graders/sandbox.py": {"WAZA_WORKSPACE_DIR"},
+    "graders/programs.py": {"WAZA_WORKSPACE_DIR"},
 }
 """names that eval files, prompts and programs of users rely on, whatever the format of the eval"""
 

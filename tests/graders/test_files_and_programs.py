@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from holdfast import evaluate
 from holdfast.engine.grading import Grading
 from holdfast.errors import AttemptError, ConfigError
-from holdfast.graders import sandbox
+from holdfast.graders import programs
 from holdfast.graders.build import build_graders
-from holdfast.graders.sandbox import Isolation, isolation
+from holdfast.graders.programs import Isolation, isolation
 from holdfast.store.index import RunIndex
 from tests.support.running import ROOT, holdfast, lines, start, wait_for
 from tests.support.specs import grade, identities, load, write_spec
@@ -214,7 +214,7 @@ class TestProgram:
 
         async def run_program() -> Any:
             (tmp_path / "workspace").mkdir()
-            return await sandbox.run_in(sandbox.Sandbox(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
+            return await programs.run_in(programs.Sandbox(tmp_path, tmp_path / "workspace"), ["true"], "", 60)
 
         assert uvloop.run(run_program()).code == 0 and doubtful == []
 
@@ -245,7 +245,7 @@ class TestProgram:
     def test_a_program_is_graded_alike_with_every_isolation(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: Any
     ) -> None:
-        monkeypatch.setattr(sandbox, "isolation", lambda: able)
+        monkeypatch.setattr(programs, "isolation", lambda: able)
         verdict = verdict_of(tmp_path, shell('cat; test "$HOLDFAST_WORKSPACE" = "$PWD" && touch in; exit 3'))
         assert (verdict.feedback, verdict.details["exit_code"], verdict.details["isolation"]) == ("the answer", 3, able)
         assert verdict_of(tmp_path, shell("kill -SEGV $$")).feedback == "killed by SIGSEGV"
@@ -370,7 +370,7 @@ class TestNamespaces:
 
     @needs_mounts
     def test_a_program_cannot_make_mounts_writable_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sandbox, "isolation", lambda: Isolation(read_only=True))  # Landlock forbids mounts anyway
+        monkeypatch.setattr(programs, "isolation", lambda: Isolation(read_only=True))  # Landlock forbids mounts anyway
         kept = tmp_path / "kept.txt"
         kept.write_text("mine")
         remount = "mount -o remount,bind,rw / ; mount -o remount,bind,rw /tmp ; umount $HOLDFAST_WORKSPACE"
@@ -394,7 +394,7 @@ class TestNamespaces:
         self, tmp_path: Path, then: str, message: str, namespace: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         able = replace(isolation(), processes=namespace)
-        monkeypatch.setattr(sandbox, "isolation", lambda: able)
+        monkeypatch.setattr(programs, "isolation", lambda: able)
         name = str(uuid.uuid4())
         verdict = verdict_of(tmp_path, daemon(name, then, timeout=2 if "pause" in then else 30))
         remaining = _processes(name)
@@ -442,7 +442,7 @@ class TestNamespaces:
         async def end_from_outside() -> None:
             block = daemon(name, "open('up', 'w').close()", "signal.pause()")
             program = asyncio.create_task(
-                sandbox.run_in(sandbox.Sandbox(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
+                programs.run_in(programs.Sandbox(tmp_path, workspace), [block["command"], *block["args"]], "", 300)
             )
             await asyncio.to_thread(wait_for, (workspace / "up").exists, "the daemon")
             (leader,) = (one for one in _processes(name) if os.getsid(one.pid) == one.pid)  # the daemon leads none

@@ -21,7 +21,7 @@ from holdfast.functions import Function, function_source, load_function, user_er
 from holdfast.spec.providers import identity_of_model
 from holdfast.spec.template import RENDER_ERRORS, Template, expression, normal_expression, normal_form
 from holdfast.store.records import Usage, content_text
-from holdfast.targets.model import Model
+from holdfast.targets.model import AsksModel, Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class _FunctionPlayer:
             "messages": [dict(message) for message in messages],
             "sample": dict(sample.fields),
             "turn": turn,
-            **self.function.of_row(sample.fields, "agent"),
+            **self.function.of_row(sample.fields),
         }
         try:
             message = await self.function(offered)
@@ -179,19 +179,14 @@ class _FunctionPlayer:
         return Decision(message)
 
 
-class _ModelPlayer:
+class _ModelPlayer(AsksModel):
+    _model: Model
+
     def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
         assert block.model is not None and block.instructions is not None
         self._instructions = Template(block.instructions)
         self._over = _EndRules(block)
         self._model = Model.of(block, prices, where)
-
-    async def __aenter__(self) -> Self:
-        await self._model.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._model.__aexit__(*details)
 
     async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
         if self._over(messages, sample, turn):
@@ -222,11 +217,6 @@ class _ModelPlayer:
                 retry=False,  # it was asked twice already
                 usage=usage,
             ) from mistake
-
-    @property
-    def final_notices(self) -> list[str]:
-        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
-        return self._model.final_notices
 
 
 def _spoken(messages: list[Message]) -> Iterator[Message]:

@@ -2,8 +2,7 @@
 
 `types`        the interface of dialects; why an answer ended, and what follows from it
 `reading`      helpers of all dialects; images, audio and files in messages
-`chat`         OpenAI's chat completions, which most servers speak
-`completions`  plain completions of a text
+`chat`         OpenAI's chat completions, which most servers speak, and plain completions of a text
 `messages`     Anthropic's Messages, also as clouds offer them
 `responses`    OpenAI's Responses API
 `gemini`       Google's generateContent
@@ -11,8 +10,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
+
+from holdfast.spec.plugins import load_reference
 
 if TYPE_CHECKING:
     from holdfast.dialects.types import Dialect
@@ -20,9 +20,19 @@ if TYPE_CHECKING:
     from holdfast.spec.schema import Api
 
 
+_DIALECTS: Final[dict[Api, str]] = {
+    "chat": "holdfast.dialects.chat:CHAT",
+    "completions": "holdfast.dialects.chat:COMPLETIONS",
+    "messages": "holdfast.dialects.messages:DIALECT",
+    "responses": "holdfast.dialects.responses:DIALECT",
+    "gemini": "holdfast.dialects.gemini:DIALECT",
+}
+"""by `api:`, loaded when a model needs one"""
+
+
 def dialect_of(api: Api) -> Dialect:
     """Return the dialect that `api:` names."""
-    return cast("Dialect", import_module(f"holdfast.dialects.{api}").DIALECT)
+    return cast("Dialect", load_reference(_DIALECTS[api]))
 
 
 def dialect_at(endpoint: ModelEndpoint) -> Dialect:

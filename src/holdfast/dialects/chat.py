@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, which most servers speak, each with additions of its own.
+"""OpenAI's chat completions, which most servers speak, each with additions of its own; and completions of plain text.
 
 Reasoning has three names here: `reasoning_content` (DeepSeek, Moonshot, llama.cpp, older vLLM), `reasoning` (vLLM,
 OpenRouter, Groq) and `reasoning_details` (OpenRouter, MiniMax). A message keeps the names that its server used.
@@ -63,10 +63,7 @@ class _Chat(Dialect):
         if request.max_tokens is not None and "max_completion_tokens" not in body:
             body.setdefault("max_tokens", request.max_tokens)
         body["messages"] = _write_messages(request)
-        if request.stream:
-            body["stream"] = True
-            body.setdefault("stream_options", {"include_usage": True})
-        return body
+        return _streamed(body) if request.stream else body
 
     def read_reply(self, reply: Any) -> Answer:
         choice = first_choice(reply["choices"])
@@ -83,6 +80,11 @@ class _Chat(Dialect):
 
     def conversation(self, body: Any) -> list[Message]:
         return objects(body.get("messages")) if isinstance(body, dict) else []
+
+
+def _streamed(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request for a stream."""
+    return {**body, "stream": True, "stream_options": body.get("stream_options", {"include_usage": True})}
 
 
 class _ChatReader(StreamReader):
@@ -337,4 +339,70 @@ def join_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) ->
                 last[key] = last[key] + value if joined else value
 
 
-DIALECT: Final = _Chat()
+class _Completions(Dialect):
+    """Plain completions of a text, as base models have them."""
+
+    api = "completions"
+
+    def path(self, model: str, *, stream: bool) -> str:
+        return "/completions"
+
+    def encode(self, request: ModelRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": request.model, **request.params, "prompt": plain_text(request.messages)}
+        if request.max_tokens is not None:
+            body.setdefault("max_tokens", request.max_tokens)
+        return _streamed(body) if request.stream else body
+
+    def read_reply(self, reply: Any) -> Answer:
+        choice = first_choice(reply["choices"])
+        check_choice(choice)
+        return _text_answer(choice["text"], choice, reply)
+
+    def reader(self) -> StreamReader:
+        return _CompletionsReader()
+
+    def conversation(self, body: Any) -> list[Message]:
+        prompt = body.get("prompt") if isinstance(body, dict) else None
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+
+
+class _CompletionsReader(StreamReader):
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._choice: dict[str, Any] = {}
+        self._reply: dict[str, Any] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self._choice.get("finish_reason") is not None
+
+    def take_event(self, event: Any) -> bool:
+        self._reply |= {key: value for key, value in event.items() if value is not None}
+        texts = []
+        for choice in filter(is_first, event.get("choices") or ()):
+            check_choice(choice)
+            self._choice |= {key: value for key, value in choice.items() if value is not None}
+            texts.append(choice.get("text") or "")
+        self._text += texts
+        return any(texts)
+
+    def answer(self) -> Answer:
+        return _text_answer("".join(self._text), self._choice, self._reply)
+
+
+def _text_answer(text: Any, choice: dict[str, Any], reply: dict[str, Any]) -> Answer:
+    if not isinstance(text, str):
+        raise AttemptError("bad_reply", f"the answer is not a text: {str(choice)[:200]}")
+    message = with_raw({"role": "assistant", "content": text}, "completions", beside_message(reply, choice))
+    tokens = read_tokens(reply.get("usage"), reply.get("service_tier"))
+    word, action = read_stop("completions", choice.get("finish_reason"), message)
+    return Answer(message=message, tokens=tokens, stop=word, action=action)
+
+
+def plain_text(messages: Sequence[Message]) -> str:
+    """Return a conversation as the prompt of a completion."""
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+CHAT: Final = _Chat()
+COMPLETIONS: Final = _Completions()

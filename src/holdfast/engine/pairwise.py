@@ -6,7 +6,7 @@ So a killed comparison resumes, nothing is asked twice, an error is never a verd
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from holdfast.engine.run import run_eval
 from holdfast.errors import ConfigError, Problem, UsageError
@@ -21,6 +21,7 @@ from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load import build_eval
 from holdfast.spec.load_graders import with_rubric
 from holdfast.spec.schema import SCHEMA_VERSION, validate_block
+from holdfast.targets.model import AsksModel
 from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reply, Target
 
@@ -61,8 +62,10 @@ _OF_GRADERS: Final = frozenset(
 """keys of a prompt grader that a judge of pairs does not have"""
 
 
-class PairJudge(Target):
+class PairJudge(AsksModel, Target):
     """The target of such a run, which decides which of two answers is better."""
+
+    _model: JudgeModel
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         self._model = JudgeModel(block, prices, where)
@@ -70,18 +73,6 @@ class PairJudge(Target):
     def use_batches(self, batches: BatchHub) -> None:
         """Ask in batches."""
         self._model.use_batches(batches, "target")
-
-    async def __aenter__(self) -> Self:
-        await self._model.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._model.__aexit__(*details)
-
-    @property
-    def final_notices(self) -> list[str]:
-        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
-        return self._model.final_notices
 
     async def reply(self, turn: Turn) -> Reply:
         """Return `first`, `second` or `tie`, with the judge's reply as the message."""

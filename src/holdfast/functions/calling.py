@@ -74,10 +74,12 @@ class Function:
         """Return the parameters for which a row with these fields has no value."""
         return [name for name in self.fields if name not in fields]
 
-    def of_row(self, fields: Mapping[str, Any], kind: AttemptKind) -> dict[str, Any]:
+    def of_row(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of parameters that are fields of the row; raise AttemptError if a field is missing."""
         if lacking := self.lacking(fields):
-            raise AttemptError(kind, f"{self} asks for {', '.join(lacking)}, which this row does not have", retry=False)
+            raise AttemptError(
+                "agent", f"{self} asks for {', '.join(lacking)}, which this row does not have", retry=False
+            )
         return {name: fields[name] for name in self.fields}
 
     async def __call__(self, offered: Mapping[str, Any]) -> Any:

@@ -20,8 +20,7 @@
 `tool_calls`   the tool calls of an output, and tests of them
 `tool_graders` behavior, action_sequence, skill_invocation, tool_calls, tool_constraint
 `files`        file, diff
-`programs`     program, code
+`programs`     program, code, and the sandbox that they run in
 `assertions`   evaluates the assertions of `code` in child processes
-`sandbox`      runs graders' programs, with restrictions
 `pool`         processes for work that could take forever, and `worker`, which runs in them
 """

@@ -7,7 +7,7 @@ and token limits are requested if the judge's server supports them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from holdfast.graders.types import Verdict, WaitingGrader, message_text
 from holdfast.spec.grader_schema import PromptGrader
 from holdfast.spec.load_graders import with_judges, with_rubric
 from holdfast.spec.providers import identity_of_model
-from holdfast.targets.model import Model
+from holdfast.targets.model import AsksModel, Model
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -115,11 +115,12 @@ _REFUSALS: Final = (400, 404, 405, 415, 422, 501)
 T = TypeVar("T")
 
 
-class Judge(WaitingGrader):
+class Judge(AsksModel, WaitingGrader):
     """Asks the judge about each output."""
 
     schema = PromptGrader
     block: PromptGrader
+    _model: JudgeModel
 
     def __init__(self, block: PromptGrader, origin: Origin) -> None:
         super().__init__(block, origin)
@@ -151,18 +152,6 @@ class Judge(WaitingGrader):
     def use_batches(self, batches: BatchHub) -> None:
         """Ask in batches."""
         self._model.use_batches(batches, self.block.name)
-
-    async def __aenter__(self) -> Self:
-        await self._model.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._model.__aexit__(*details)
-
-    @property
-    def final_notices(self) -> list[str]:
-        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
-        return self._model.final_notices
 
     async def judge(self, case: Case) -> Verdict:
         """Return the judge's score and reason."""
@@ -265,8 +254,10 @@ def _messages(system: str, question: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
-class JudgeModel:
+class JudgeModel(AsksModel):
     """A judge's model, used by many gradings at once. Remembers which request fields its server rejects."""
+
+    _model: Model
 
     def __init__(self, block: PromptGrader, prices: Prices, where: str) -> None:
         assert isinstance(block.model, str)
@@ -283,18 +274,6 @@ class JudgeModel:
     def use_batches(self, batches: BatchHub, grader: str) -> None:
         """Ask in batches, for a grader of this name."""
         self._model.use_batches(batches, grader)
-
-    async def __aenter__(self) -> Self:
-        await self._model.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._model.__aexit__(*details)
-
-    @property
-    def final_notices(self) -> list[str]:
-        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
-        return self._model.final_notices
 
     async def ask(self, messages: list[Message], schema: dict[str, Any] | None, tools: list[Any] | None) -> Reply:
         """Return the model's reply, with structured output by `schema` if the server supports it."""

@@ -465,7 +465,7 @@ class EvalFields(Block):
     """Expression over the row that returns texts, or mappings with a `text` and a `context` of its own, or with a
     `text` and `rolling: true`. Instead of replying, the model says how likely each text is after the prompt: see
     [likelihoods](likelihood.md)."""
-    follow_ups: list[str] | str = []
+    follow_ups: list[str] | Formula = []
     """Templates of further user messages, or an expression over the row that returns a list of them: see
     [conversations](conversations.md)."""
     responder: ResponderBlock | None = None

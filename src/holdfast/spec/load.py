@@ -342,7 +342,7 @@ def _assemble(blocks: _Blocks, document: Document, folder: Path, functions: Mapp
         history=top.history,
         continuations=top.continuations,
         follow_ups=tuple(top.follow_ups) if isinstance(top.follow_ups, list) else (),
-        follow_ups_from=_bare(top.follow_ups) if isinstance(top.follow_ups, str) else None,
+        follow_ups_from=top.follow_ups if isinstance(top.follow_ups, str) else None,
         responder=blocks.responder,
         workspace=top.workspace,
         checkpoints=tuple(blocks.checkpoints),
@@ -361,11 +361,6 @@ def _assemble(blocks: _Blocks, document: Document, folder: Path, functions: Mapp
         files=top.files,
         env=top.env,
     )
-
-
-def _bare(formula: str) -> str:
-    """Return an expression without the braces of a template."""
-    return formula.strip().removeprefix("{{").removesuffix("}}").strip()
 
 
 def data_problems(data: dict[str, Any]) -> Iterator[tuple[Location, str]]:

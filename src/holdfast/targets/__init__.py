@@ -4,8 +4,7 @@
 `build`     the target of an eval: its identity, its construction, and its concurrency; cores of this process
 `model`     a model with an API
 `access`    how requests are authenticated, and hints about refusals
-`likelihood` a model that is asked for likelihoods, and `likelihood_forms`, its requests
-`tokenizer` token ids, from the server or from a file
+`likelihood` a model that is asked for likelihoods, its token ids, and `likelihood_forms`, its requests
 `embedded`  the small model that comes with the `local` extra, and its server
 `python`    a Python function, or an object that is opened and closed
 `http`      a workflow with an HTTP interface

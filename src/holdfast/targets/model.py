@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _PARTS: Final = {
     "likelihood": "holdfast.targets.likelihood:LikelihoodModel",
-    "tokenizer_identity": "holdfast.targets.tokenizer:tokenizer_identity",
+    "tokenizer_identity": "holdfast.targets.likelihood:tokenizer_identity",
     "tools": "holdfast.targets.tools:Toolbox",
     "tools_identity": "holdfast.targets.tools:tools_identity",
     "check_embedded": "holdfast.targets.embedded:check_embedded",
@@ -359,6 +359,24 @@ class Model(Target):
             return error
         line = re.sub(r"\btarget\b", self._place, line)
         return Fault("rejected", error.message, remedy=line, status=error.status)
+
+
+class AsksModel:
+    """Opens and closes with the model that it asks: a judge, or a simulated user."""
+
+    _model: Model | AsksModel
+
+    async def __aenter__(self) -> Self:
+        await self._model.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self._model.__aexit__(*details)
+
+    @property
+    def final_notices(self) -> list[str]:
+        """Notices for the end of the run: stop reasons and usage that Holdfast does not know."""
+        return self._model.final_notices
 
 
 def _part(name: str) -> Any:

@@ -229,7 +229,7 @@ class PythonFunction(Target):
             "messages": [dict(message) for message in turn.messages],
             "sample": dict(turn.sample.fields),
             "context": context,
-            **self._function.of_row(turn.sample.fields, "agent"),
+            **self._function.of_row(turn.sample.fields),
         }
         reply = _as_reply(await self._function(offered))
         return _settle(reply if self._save is None else replace(reply, state=await self._save({"context": context})))

@@ -205,7 +205,7 @@ class TestItself:
         unused |= {"aiohttp", "email", "importlib.metadata", "jinja2", "urllib.request"}
         unused |= {"holdfast.graders.files", "holdfast.spec.suite", "holdfast.targets.tools"}
         unused |= {"holdfast.engine.hooks"}
-        unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.tokenizer"}
+        unused |= {"holdfast.engine.workspace", "holdfast.targets.embedded", "holdfast.targets.likelihood"}
         unused |= {"holdfast.plugins.batches"}
         assert imported & unused == set()
         assert [path for path in opened if path.endswith("entry_points.txt")] == []  # of all installed packages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.apps.cluster.remote.slurm import Slurm
-from holdfast.graders.sandbox import isolation
+from holdfast.graders.programs import isolation
 from tests.support.invocations import env_of
 from tests.support.running import holdfast
 

@@ -29,7 +29,7 @@ from holdfast.apps.cluster.remote.registry import new_invocation
 from holdfast.apps.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.apps.cluster.remote.transport import Here, connect
 from holdfast.errors import ClusterError, HoldfastError, Unreachable, with_hint
-from holdfast.graders.sandbox import CONFINE, Isolation, isolation
+from holdfast.graders.programs import CONFINE, Isolation, isolation
 from holdfast.plugins.exporters.wandb import detect
 
 if TYPE_CHECKING:
