@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ from holdfast.spec.regex import compile_regex
 from holdfast.spec.template import RENDER_ERRORS, fill_in, is_template, pattern_template, template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.spec.regex import Dialect, Regex
 
@@ -27,15 +26,20 @@ class NotComparable(ValueError):
     """A row's value that answers cannot be compared with; the message describes it."""
 
 
-@contextmanager
-def _rendering(written: Any) -> Iterator[None]:
-    """Turn problems with a row's values into an error of its grade."""
-    try:
-        yield
-    except NotComparable as error:
-        raise AttemptError("grader", f"{written!r} {error}", retry=False) from error
-    except RENDER_ERRORS as error:
-        raise AttemptError("grader", f"cannot render {written!r}: {error}", retry=False) from error
+class _Rendering:
+    """Turns problems with a row's values into an error of its grade."""
+
+    def __init__(self, written: Any) -> None:
+        self._written = written
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, NotComparable):
+            raise AttemptError("grader", f"{self._written!r} {error}", retry=False) from error
+        if isinstance(error, RENDER_ERRORS):
+            raise AttemptError("grader", f"cannot render {self._written!r}: {error}", retry=False) from error
 
 
 def render_text(value: Any, fields: dict[str, Any]) -> str:
@@ -50,19 +54,19 @@ def render_text(value: Any, fields: dict[str, Any]) -> str:
 
 def expected_texts(written: Any, fields: dict[str, Any], *, composed: bool = True) -> list[str]:
     """Return the accepted texts, never the repr of a list or an object."""
-    with _rendering(written):
+    with _Rendering(written):
         return alternatives(written, fields, composed=composed)
 
 
 def expected_names(written: str, fields: dict[str, Any]) -> list[str]:
     """Return the names that a text stands for; a template may give several, but no empty one."""
-    with _rendering(written):
+    with _Rendering(written):
         return names(written, fields)
 
 
 def expected_value(written: Any, fields: dict[str, Any]) -> Any:
     """Return a JSON value with its templates filled in."""
-    with _rendering(written):
+    with _Rendering(written):
         return fill_in(written, fields, strict=True)
 
 
@@ -93,7 +97,7 @@ class Patterns:
     def _compile(self, fields: dict[str, Any]) -> list[Regex]:
         compiled: list[Regex] = []
         for source in self._sources:
-            with _rendering(source):  # a row may give an invalid pattern
+            with _Rendering(source):  # a row may give an invalid pattern
                 compiled += [compile_regex(pattern, dialect=self._dialect) for pattern in patterns(source, fields)]
         return compiled
 

@@ -91,8 +91,9 @@ class Number(InstantGrader):
         return Verdict(0.0, f"found {number.text}, expected {' or '.join(map(str, expected))}", details)
 
     def _is_close(self, number: Decimal | Fraction, expected: Decimal | Fraction) -> bool:
-        if number == expected:
-            return True
+        equal = number == expected
+        if equal or not self._tolerance:
+            return equal
         # Most wrong answers are far off, which floats with their 16 digits show much faster than exact fractions.
         with suppress(OverflowError):
             ours, theirs = float(number), float(expected)
@@ -110,6 +111,8 @@ class Number(InstantGrader):
 
 
 def _single(text: str) -> Decimal | Fraction:
+    if _is_plain(text):
+        return Decimal(text)
     numbers = numbers_in(text)
     value = numbers[0].value if len(numbers) == 1 else None
     if value is None:
@@ -308,12 +311,16 @@ def _read(match: Match[str]) -> WrittenNumber | None:
     before = line[max(0, start - _SEEN) : start]
     if before[-1:] == " " and before[-2:-1].isalpha() and not before.endswith(_WORDS_BEFORE):
         before = ""  # as in "the answer is 42": only these words change the following number
-    if _SKIPPED.search(before):
-        return None
-    if (sign := _SIGN.search(before)) is not None and _OPERATOR.search(before, 0, sign.start(sign.lastgroup or 0)):
-        sign = None
+    sign = None
+    if before:
+        if _SKIPPED.search(before):
+            return None
+        sign = _SIGN.search(before)
+        if sign is not None and _OPERATOR.search(before, 0, sign.start(sign.lastgroup or 0)):
+            sign = None
     text = line[start - len(before) + sign.start(sign.lastgroup or 0) if sign else start : match.end()]
-    if match["rest"] or match["spaced"] or _PARTIAL.search(before) or _COEFFICIENT.match(line, match.end()):
+    partial = before and _PARTIAL.search(before)
+    if partial or match["rest"] or match["spaced"] or _COEFFICIENT.match(line, match.end()):
         return WrittenNumber(text, None)
     value = _value(match)
     if value is not None and sign is not None and sign[sign.lastgroup or 0] != "+":

@@ -95,8 +95,10 @@ class Slot(NamedTuple):
         """Return the digest of what the grader judges of a conversation at a moment; `row` is the output's."""
         if not self.measures and not self.reads_row:
             return moment.digest
-        seen = [moment.digest, *(f"{measure}={getattr(moment, measure)}" for measure in self.measures)]
-        return digest_bytes("\n".join([*seen, f"row={row}"] if self.reads_row else seen).encode())
+        seen = moment.digest
+        for measure in self.measures:
+            seen += f"\n{measure}={getattr(moment, measure)}"
+        return digest_bytes((f"{seen}\nrow={row}" if self.reads_row else seen).encode())
 
 
 class Work(msgspec.Struct, frozen=True):
