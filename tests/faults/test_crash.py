@@ -101,6 +101,7 @@ MOMENTS = {
 def test_a_kill_at_a_journal_write_loses_only_requests_in_flight(moment: str, tmp_path: Path, provider: Server) -> None:
     keys: dict[str, Any] = {"rows": 60, "limits": {"concurrency": CONCURRENCY}}
     calm = uninterrupted(tmp_path / "calm", provider, **keys)
+    provider.control(latency=0.05)  # verdicts are synced that often
     eval_file = write_eval(tmp_path, provider.base_url, **keys)
     run = place_of(eval_file, tmp_path)
     name, fault = MOMENTS[moment]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ROWS = 60
 CONCURRENCY = 8
+LATENCY = 0.05
+"""seconds: verdicts are synced that often, so a run is under way when the third sync fails"""
 KEYS: dict[str, Any] = {"rows": ROWS, "limits": {"concurrency": CONCURRENCY}}
 
 
@@ -52,6 +54,7 @@ HARMLESS = {
 def test_a_write_that_fails_once_is_truncated_and_repeated(
     fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
+    provider.control(latency=LATENCY)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     run = place_of(eval_file, tmp_path)
     file = run / f"{name}.jsonl"
@@ -103,7 +106,7 @@ STOPPING = {
 def test_a_disk_that_keeps_failing_stops_the_run_which_resumes_later(
     fault: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
-    provider.control(latency=0.01)  # so that the run is still under way when the disk fails
+    provider.control(latency=LATENCY)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     run = place_of(eval_file, tmp_path)
     what, message = STOPPING[fault]
@@ -129,6 +132,7 @@ def test_a_disk_that_keeps_failing_stops_the_run_which_resumes_later(
 def test_after_a_failed_sync_writing_continues_in_a_new_file(
     error: str, name: str, tmp_path: Path, provider: Server, calm: Path
 ) -> None:
+    provider.control(latency=LATENCY)
     eval_file = write_eval(tmp_path, provider.base_url, **KEYS)
     run = place_of(eval_file, tmp_path)
     fault = f"fdatasync:error={error}:when=3"

@@ -89,21 +89,20 @@ def numbered(count: Any) -> Any:
 
 
 def append(folder: Path, written: Any) -> Any:
-    """Hand (name, record) pairs to a journal, some awaited and some posted; returns the places and what was said."""
+    """Hand (name, record) pairs to a journal, some awaited and some posted; returns the size and what was said."""
     notices = []
 
     async def main() -> Any:
         journal = Journal(folder, notice=notices.append)
-        places = []
         for number, (name, record) in enumerate(written):
             if number % 3:
-                places.append(await journal.write(name, to_line(record)))
+                await journal.write(name, to_line(record))
             else:
                 journal.post(name, to_line(record))
         await journal.close()
-        return places, journal.bytes_written
+        return journal.bytes_written
 
-    return *asyncio.run(main()), notices
+    return asyncio.run(main()), notices
 
 
 class TestLines:
@@ -151,15 +150,32 @@ class TestJournal:
     def test_any_sequence_of_records_is_read_in_order(self, written: Any) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            places, size, notices = append(folder, written)
+            size, notices = append(folder, written)
             for kind in JOURNALS:
                 lines = [line.data + b"\n" for line in scan(folder / f"{kind}.jsonl") if line.sound]
                 assert lines == [to_line(record) for journal, record in written if journal == kind]
             assert size == sum(path.stat().st_size for path in folder.glob("*.jsonl"))
             assert notices == []
-            awaited = [record for number, (_, record) in enumerate(written) if number % 3]
-            for place, record in zip(places, awaited, strict=True):
-                assert place.read() + b"\n" == to_line(record)
+
+    def test_lines_in_no_hurry_share_a_batch_of_their_own_and_are_written_at_the_end(self, tmp_path: Path) -> None:
+        outputs, settled = numbered(6), []
+
+        async def main() -> int:
+            journal = Journal(tmp_path, notice=settled.append)
+            for number, record in enumerate(outputs[:3]):
+                journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
+            while not settled:
+                await journal.write("outputs", to_line(outputs[3]))
+            together = len(settled)
+            for number, record in enumerate(outputs[4:], 4):
+                journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
+            await journal.close()
+            return together
+
+        assert asyncio.run(main()) == 3
+        assert settled == [0, 1, 2, 4, 5]
+        keys = [json.loads(line.data)["key"] for line in scan(tmp_path / "outputs.jsonl") if line.sound]
+        assert [key for key in keys if key != outputs[3].key] == [outputs[number].key for number in settled]
 
     @settings(max_examples=40)
     @given(st.lists(entries, max_size=12))

@@ -110,7 +110,7 @@ class Grading:
                 continue  # asked when all outputs exist
             grader = self._instant[number]
             if grader is not None and (record := self._check(grader, case, pending, number)) is not None:
-                self._recorder.grade(record)
+                self._recorder.grade(record, instant=True)
             elif not self._retrier.halted:
                 if self._idle <= self._queue.qsize() and len(self._workers) < self._width:
                     self._workers.append(asyncio.create_task(self._serve()))

@@ -112,11 +112,11 @@ class Recorder:
         else:
             self._progress.graded += 1
 
-    def grade(self, record: Grade) -> None:
-        """Record a verdict without waiting for the disk."""
+    def grade(self, record: Grade, *, instant: bool = False) -> None:
+        """Record a verdict without waiting for the disk. An `instant` grader would give it again at no cost."""
         self._record_inputs()
         record, line = self._without_secrets(record)
-        self._journal.post("grades", line, lambda: self._graded(record))
+        self._journal.post("grades", line, lambda: self._graded(record), hurry=not instant)
 
     async def grade_now(self, record: Grade) -> None:
         """Record a verdict; return when it is on disk."""

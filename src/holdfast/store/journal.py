@@ -30,7 +30,6 @@ import msgspec
 
 from holdfast.errors import Fault
 from holdfast.store.files import advice_for, make_directory, open_file, sync, sync_directory
-from holdfast.store.lines import LineRef
 from holdfast.store.shared import unseal
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ JOURNALS: Final[tuple[JournalName, ...]] = ("steps", "outputs", "errors", "grade
 """The order of writing within a batch: if a grade is on disk, so is its output."""
 
 _MAX_WRITE: Final = 64 << 20
+_PATIENCE_SECONDS: Final = 0.05
+"""how long lines in no hurry wait for others, with which they are written and synced"""
 _TAKEN: Final = (
     "It took over this run, because this process had no heartbeat for too long. None of its work was touched."
 )
@@ -53,7 +54,7 @@ class SecondWriter(OSError):
 
 class _Entry(msgspec.Struct, frozen=True):
     line: bytes
-    waiter: asyncio.Future[LineRef] | None
+    waiter: asyncio.Future[None] | None
     then: Callable[[], None] | None
 
 
@@ -148,6 +149,7 @@ class Journal:
         self._held = held
         self._loop = asyncio.get_running_loop()
         self._gathered: _Batch = {}
+        self._unhurried: list[tuple[JournalName, _Entry]] = []
         self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._segments: dict[JournalName, _Segment] = {}
         self._spare: Path | None = None
@@ -155,15 +157,30 @@ class Journal:
         self._thread = Thread(target=self._run, name="holdfast-journal", daemon=True)
         self._thread.start()
 
-    def write(self, name: JournalName, line: bytes) -> asyncio.Future[LineRef]:
-        """Append a line. The result is its place, once it is on the medium."""
-        waiter: asyncio.Future[LineRef] = self._loop.create_future()
+    def write(self, name: JournalName, line: bytes) -> asyncio.Future[None]:
+        """Append a line. The future is done once it is on the medium."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._add(name, _Entry(line, waiter, None))
         return waiter
 
-    def post(self, name: JournalName, line: bytes, then: Callable[[], None] | None = None) -> None:
-        """Append a line without waiting; `then` is called on the loop once it is on the medium."""
-        self._add(name, _Entry(line, None, then))
+    def post(
+        self, name: JournalName, line: bytes, then: Callable[[], None] | None = None, *, hurry: bool = True
+    ) -> None:
+        """Append a line without waiting; `then` is called on the loop once it is on the medium.
+
+        Without `hurry`, the line may wait a moment, so that one sync serves many: it costs nothing to make it again.
+        """
+        if hurry:
+            self._add(name, _Entry(line, None, then))
+            return
+        if not self._unhurried:
+            self._loop.call_later(_PATIENCE_SECONDS, self._add_unhurried)
+        self._unhurried.append((name, _Entry(line, None, then)))
+
+    def _add_unhurried(self) -> None:
+        unhurried, self._unhurried = self._unhurried, []
+        for name, entry in unhurried:
+            self._add(name, entry)
 
     def _add(self, name: JournalName, entry: _Entry) -> None:
         # Handed over once per iteration of the event loop, so that the thread wakes for a batch and not for each line.
@@ -181,6 +198,7 @@ class Journal:
 
     async def close(self) -> None:
         """Write what is queued and stop the thread."""
+        self._add_unhurried()
         self._hand_over()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -215,15 +233,15 @@ class Journal:
             part = entries.get(name)
             if part is None:
                 continue
-            result = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
-            if isinstance(result, Fault) and name == "outputs":
-                lost = result  # a grade is never written without its output
-            self._loop.call_soon_threadsafe(self._settle, part, result)
+            fault = lost or self._commit_file(name, b"".join([entry.line for entry in part]))
+            if name == "outputs":
+                lost = fault  # a grade is never written without its output
+            self._loop.call_soon_threadsafe(self._settle, part, fault)
 
-    def _commit_file(self, name: JournalName, data: bytes) -> LineRef | Fault:
-        """Append a batch of lines, and return its place."""
+    def _commit_file(self, name: JournalName, data: bytes) -> Fault | None:
+        """Append a batch of lines; return what prevented it."""
         try:
-            batch = self._append(name, data)
+            self._append(name, data)
         except SecondWriter as error:
             return Fault("lease_lost", f"{self.directory / name}.jsonl: {error.strerror}", remedy=_TAKEN)
         except OSError as error:
@@ -233,9 +251,9 @@ class Journal:
                 remedy=f"{advice_for(error)} Then run the same command again: it resumes from here.",
             )
         self.bytes_written += len(data)
-        return batch
+        return None
 
-    def _append(self, name: JournalName, data: bytes) -> LineRef:
+    def _append(self, name: JournalName, data: bytes) -> None:
         segment = self._segments.get(name)
         if segment is None:
             segment = self._segments[name] = _Segment.open((self._spare or self.directory) / f"{name}.jsonl")
@@ -255,7 +273,6 @@ class Journal:
             except OSError:
                 segment.cut_back()
                 raise
-        return LineRef(segment.path, segment.good - len(data), len(data))
 
     def _replace(self, name: JournalName) -> Path:
         """Retire a file whose sync failed and open one in a new directory."""
@@ -272,23 +289,20 @@ class Journal:
 
     # On the event loop again.
 
-    def _settle(self, entries: list[_Entry], result: LineRef | Fault) -> None:
-        if isinstance(result, Fault):
-            for entry in entries:
-                if entry.waiter is None:
-                    if self._failed is not None:
-                        self._failed(result)
-                elif not entry.waiter.done():
-                    entry.waiter.set_exception(result)
-            return
-        path, offset, _ = result
+    def _settle(self, entries: list[_Entry], fault: Fault | None) -> None:
         for entry in entries:
             if entry.waiter is not None:
-                if not entry.waiter.done():
-                    entry.waiter.set_result(LineRef(path, offset, len(entry.line) - 1))
+                if entry.waiter.done():
+                    continue
+                if fault is None:
+                    entry.waiter.set_result(None)
+                else:
+                    entry.waiter.set_exception(fault)
+            elif fault is not None:
+                if self._failed is not None:
+                    self._failed(fault)
             elif entry.then is not None:
                 try:
                     entry.then()
                 except Exception as error:  # the other waiters of this batch must still be notified
                     self._loop.call_exception_handler({"message": "after a journal write", "exception": error})
-            offset += len(entry.line)
