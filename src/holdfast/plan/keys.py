@@ -15,7 +15,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from holdfast.canonical import digest, digest_as_written, digest_bytes
+from holdfast.canonical import digest, digest_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,13 +28,17 @@ def work_digest(conversation: Mapping[str, Any], target: Mapping[str, Any]) -> s
 
 def generation_key(asked: str, trial: int, work: str) -> str:
     """Return the key of a trial, from the digest of what the target sees of the sample and the run's work digest."""
-    return digest_as_written({"sample": asked, "trial": trial, "work": work})
+    return digest_bytes(f'{{"sample":"{asked}{_end_of_key(trial, work)}'.encode())
+
+
+def _end_of_key(trial: int, work: str) -> str:
+    return f'","trial":{trial},"work":"{work}"}}'
 
 
 def generation_digests(asked: bytes, trials: int, work: str) -> list[bytes]:
     """Return the 16 bytes of the keys of all trials of many samples, whose digests follow each other in `asked`."""
     texts = asked.hex()
-    ends = [f'","trial":{trial},"work":"{work}"}}' for trial in range(1, trials + 1)]
+    ends = [_end_of_key(trial, work) for trial in range(1, trials + 1)]
     return [
         sha256(f'{{"sample":"sha256:{texts[start : start + 32]}{end}'.encode()).digest()[:16]
         for start in range(0, len(texts), 32)

@@ -502,8 +502,10 @@ class RunIndex:
 
     def output(self, key: str) -> OutputRef | None:
         """Return the output of a trial; None without an output."""
+        if not self.rows["outputs"]:
+            return None
         packed = pack(key)
-        return self.find_outputs((packed,)).get(packed) if self.rows["outputs"] else None
+        return self.find_outputs((packed,)).get(packed)
 
     def find_outputs(self, keys: Sequence[Key]) -> dict[Key, OutputRef]:
         """Return the outputs of many trials by their keys."""
@@ -637,8 +639,10 @@ class RunIndex:
 
     def verdicts(self, key: str) -> dict[VerdictKey, VerdictRef]:
         """Return the verdicts on the output of a trial."""
+        if not self.rows["verdicts"]:
+            return {}
         packed = pack(key)
-        return self.find_verdicts((packed,)).get(packed, {}) if self.rows["verdicts"] else {}
+        return self.find_verdicts((packed,)).get(packed, {})
 
     def find_verdicts(self, keys: Sequence[Key]) -> dict[Key, dict[VerdictKey, VerdictRef]]:
         """Return the verdicts on the outputs of many trials."""

@@ -29,7 +29,7 @@ from holdfast.targets.prices import Prices
 from holdfast.targets.types import Reply, Target, batch_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from holdfast.dialects.types import Answer
     from holdfast.http.client import Balancer
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from holdfast.targets.tools import Toolbox
     from holdfast.targets.types import BatchedClient, BatchHub, Calls, Message, Turn
 
-    Ask = Callable[[list[Message]], Awaitable[Reply]]
 
 _PARTS: Final = {
     "likelihood": "holdfast.targets.likelihood:LikelihoodModel",
@@ -244,7 +243,12 @@ class Model(Target):
             reply: Reply = await calls.model(request, live)
             return reply
 
-        return await self._until_ended(messages, ask)
+        reply = await ask(messages)
+        for _ in range(_MOST_PAUSES):
+            if not _is_paused(reply):
+                break
+            reply = self._join(reply, await ask([*messages, *(reply.messages or ())]))
+        return reply
 
     def complete(
         self,
@@ -282,32 +286,24 @@ class Model(Target):
         )
 
     async def ask(self, request: ModelRequest) -> Reply:
-        """Send a request and return the model's answer."""
-        so_far: list[Reply] = []
-
-        async def ask(sent: list[Message]) -> Reply:
-            try:
-                so_far.append(await self._ask_once(replace(request, messages=sent)))
-            except AttemptError as error:
-                for earlier in so_far:  # was paid for
-                    error.usage = earlier.usage if error.usage is None else earlier.usage + error.usage
-                raise
-            return so_far[-1]
-
-        return await self._until_ended(list(request.messages), ask)
-
-    async def _until_ended(self, messages: list[Message], ask: Ask) -> Reply:
-        """Return the answer to a conversation. A message in which the model paused is sent back, so that it goes on."""
-        reply = await ask(messages)
+        """Send a request and return the model's answer. A message in which it paused is sent back, to be continued."""
+        reply = await self._ask_once(request)
         for _ in range(_MOST_PAUSES):
-            if reply.stop != "pause" or not reply.messages:
+            if not _is_paused(reply):
                 break
-            rest = await ask([*messages, *reply.messages])
-            assert rest.messages is not None
-            message = self._without_thoughts(self._dialect.join(reply.messages[-1], rest.messages[-1]))
-            text, usage = message.get("content") or "", reply.usage + rest.usage
-            reply = replace(rest, text=text, messages=[message], usage=usage, first_token=reply.first_token)
+            try:
+                rest = await self._ask_once(replace(request, messages=[*request.messages, *(reply.messages or ())]))
+            except AttemptError as error:
+                error.usage = reply.usage if error.usage is None else reply.usage + error.usage  # was paid for
+                raise
+            reply = self._join(reply, rest)
         return reply
+
+    def _join(self, paused: Reply, rest: Reply) -> Reply:
+        assert paused.messages and rest.messages
+        message = self._without_thoughts(self._dialect.join(paused.messages[-1], rest.messages[-1]))
+        text, usage = message.get("content") or "", paused.usage + rest.usage
+        return replace(rest, text=text, messages=[message], usage=usage, first_token=paused.first_token)
 
     async def _ask_once(self, request: ModelRequest) -> Reply:
         assert self._client is not None
@@ -381,6 +377,10 @@ class AsksModel:
 
 def _part(name: str) -> Any:
     return load_reference(_PARTS[name])
+
+
+def _is_paused(reply: Reply) -> bool:
+    return reply.stop == "pause" and bool(reply.messages)
 
 
 def _stop_notices(model: str, words: set[str]) -> Iterator[str]:
