@@ -817,5 +817,5 @@ def _numbers_of(usage: Usage) -> tuple[_Numbers, Usage | None]:
 
 
 def _check_size(*numbers: float | None) -> None:
-    if any(number is not None and abs(number) > _LARGEST for number in numbers):
+    if max(map(abs, filter(None, numbers)), default=0) > _LARGEST:
         raise OverflowError("a number that no record of Holdfast has")
