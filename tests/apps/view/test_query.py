@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.apps.view.columns import field_value, open_columns, read_rows
 from holdfast.apps.view.query import parse_query, quote
-from holdfast.apps.view.search import TextSearch, contains_text, fold, search, search_lines
+from holdfast.apps.view.search import TextSearch, contains_text, fold, search_lines
 from holdfast.apps.view.snapshot import facets, select
 from holdfast.errors import QueryError
 from holdfast.report.run_view import GradedTrial, RunView
@@ -294,9 +294,9 @@ def test_keys_and_roles_are_not_what_was_said(columns: Columns) -> None:
 
 
 def test_a_search_yields_rows_in_order_and_can_be_given_up(columns: Columns) -> None:
-    rows = list(search(columns, "and now?"))
+    rows = list(TextSearch(columns.table, "and now?"))
     assert rows == [row for row in range(columns.rows) if line_of(columns, row) and row not in _stopped(columns)]
-    ended = TextSearch(columns, "and now?")
+    ended = TextSearch(columns.table, "and now?")
     ended.stop()
     with pytest.raises(OSError, match="exit code -9"):
         list(ended)

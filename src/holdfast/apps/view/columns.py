@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from holdfast.apps.view.snapshot import Snapshot
+    from holdfast.apps.view.query import Query
     from holdfast.data.dataset import Sample
     from holdfast.store.index import Key
 
@@ -137,6 +137,24 @@ class Helpers:
             process.kill()
 
 
+class Snapshot(NamedTuple):
+    """The rows that a query selects, as they were when it was asked."""
+
+    rows: array[int]
+    """row numbers in order"""
+    total: int
+    """number of all rows"""
+    complete: bool
+    """False while the search for a text goes on: ask again for the other rows"""
+    generation: int
+    """of the columns"""
+    query: Query
+    where: str
+    """the query in SQL, for the table of this generation"""
+    values: tuple[Any, ...]
+    """the values in it"""
+
+
 class Columns:
     """The trials of one run. Threads may share them."""
 
@@ -214,7 +232,7 @@ class Columns:
             if key not in self._searches:
                 while len(self._searches) >= _MOST_SEARCHES:
                     self._searches.pop(next(iter(self._searches))).stop()
-                self._searches[key] = TextHits(self, text)
+                self._searches[key] = TextHits(self.table, text)
             hits = self._searches[key]
         return hits.flags(wait)
 

@@ -299,7 +299,7 @@ def _status(rundir: RunDir) -> Status:
 
 def look_at(site: Site, run: str) -> LiveNumbers:
     """Return the numbers of a run so far."""
-    watch = site.watches.get(run)
+    watch: Watch | None = site.watches.get(run)
     if watch is None:
         rundir = site.rundir(run)
         watch = site.watches.setdefault(run, Watch(run, rundir, lambda: site.columns_if_ready(run)))

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedReader
 
-    from holdfast.apps.view.columns import Columns
     from holdfast.report.trial_table import TrialTable
 
     Read = Callable[[int, int, int], bytes]
@@ -183,16 +182,17 @@ def _certainly_text(lowered: bytes, start: int, place: int) -> bool:
 
 
 class TextSearch:
-    """A search in a helper process. Iterate over it once, for the rows as they are found."""
+    """A search in a helper process. Iterate over it once, for the rows as they are found.
 
-    def __init__(self, columns: Columns, text: str) -> None:
-        with columns.lock:
-            table = columns.table
-            job = _Job(text, [str(file) for file in table.files], table.rows)
-            at, length = array("Q", bytes(8 * table.rows)), array("I", bytes(4 * table.rows))
-            for number, file, offset, size in table.select("n, file, at, len", "file IS NOT NULL"):
-                at[number], length[number] = file << _FILE_SHIFT | offset, size
-            data = msgspec.json.encode(job) + b"\n" + at.tobytes() + length.tobytes()
+    The caller holds the lock of the table while the search starts.
+    """
+
+    def __init__(self, table: TrialTable, text: str) -> None:
+        job = _Job(text, [str(file) for file in table.files], table.rows)
+        at, length = array("Q", bytes(8 * table.rows)), array("I", bytes(4 * table.rows))
+        for number, file, offset, size in table.select("n, file, at, len", "file IS NOT NULL"):
+            at[number], length[number] = file << _FILE_SHIFT | offset, size
+        data = msgspec.json.encode(job) + b"\n" + at.tobytes() + length.tobytes()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "holdfast.apps.view.search"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -219,19 +219,14 @@ class TextSearch:
         self._process.wait()
 
 
-def search(columns: Columns, text: str) -> Iterator[int]:
-    """Yield the rows whose transcript contains a text, as a helper process finds them."""
-    return iter(TextSearch(columns, text))
-
-
 class TextHits:
     """The rows that contain a text in their transcript or sample id, collected while a helper process searches."""
 
-    def __init__(self, columns: Columns, text: str) -> None:
-        self._flags = bytearray(columns.rows)
-        for row in _rows_by_id(columns.table, _Needle.of(text)):
+    def __init__(self, table: TrialTable, text: str) -> None:
+        self._flags = bytearray(table.rows)
+        for row in _rows_by_id(table, _Needle.of(text)):
             self._flags[row] = 1
-        self._search = TextSearch(columns, text)
+        self._search = TextSearch(table, text)
         self._error: OSError | None = None
         self._ended = Event()
         Thread(target=self._collect, daemon=True).start()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.apps.view.columns import Columns
-    from holdfast.apps.view.live import Watch
     from holdfast.report.run_view import GradedTrial, Pending
     from holdfast.store.rundir import RunDir
 
@@ -129,8 +128,8 @@ class Site:
         """by run: set when its columns are there, or will take a while"""
         self.shares_read: dict[str, float] = {}
         """share of the work that is done, from 0 to 1, by run whose columns are being built"""
-        self.watches: dict[str, Watch] = {}
-        """runs that somebody follows"""
+        self.watches: dict[str, Any] = {}
+        """the `live.Watch` of each run that somebody follows"""
         self.ending = asyncio.Event()
         """set when the server ends; streams end with it"""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import operator
 from array import array
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.apps.view.columns import Snapshot
 from holdfast.apps.view.query import Compares, Contains, Every, HasFlag, HasStatus, Not, Some, quote
 from holdfast.errors import QueryError, suggest
 from holdfast.report.trial_table import CODES, NUMBERS, STATUSES, WORDS, score_column
@@ -38,24 +39,6 @@ _SEVERITY: Final = ("not_reached", "skipped", "passed", "ungraded", "failed", "e
 _RANKS: Final = {CODES[status]: rank for rank, status in enumerate(_SEVERITY, 1)}
 _KEPT_BYTES: Final = 16 << 20
 """bytes of row numbers in snapshots that are kept for further pages"""
-
-
-class Snapshot(NamedTuple):
-    """The rows that a query selects, as they were when it was asked."""
-
-    rows: array[int]
-    """row numbers in order"""
-    total: int
-    """number of all rows"""
-    complete: bool
-    """False while the search for a text goes on: ask again for the other rows"""
-    generation: int
-    """of the columns"""
-    query: Query
-    where: str
-    """the query in SQL, for the table of this generation"""
-    values: tuple[Any, ...]
-    """the values in it"""
 
 
 class Facet(msgspec.Struct, frozen=True):

@@ -30,9 +30,9 @@ from holdfast.store.metrics import TrialResult
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from holdfast.apps.view.columns import Columns
+    from holdfast.apps.view.columns import Columns, Snapshot
     from holdfast.apps.view.site import Site
-    from holdfast.apps.view.snapshot import Facet, Snapshot
+    from holdfast.apps.view.snapshot import Facet
     from holdfast.report.run_view import RunView
     from holdfast.report.trial_table import TrialTable
     from holdfast.store.catalog import Status
