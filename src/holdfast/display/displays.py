@@ -146,13 +146,20 @@ def _in_notebook() -> bool:
     return "ipykernel" in sys.modules or "google.colab" in sys.modules
 
 
-class ErrorLines:
-    """Describes failures: the first few of each kind, then a single line for the others."""
+class _Readable(Display):
+    """A display for people: of failures, it shows the first few of each kind, then a single line for the others."""
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._cell: SuiteCell | None = None
+        """the place in the suite, which is shown with the progress"""
 
-    def line(self, record: ErrorRecord) -> str | None:
+    def cell(self, cell: SuiteCell) -> None:
+        """Note the place in the suite."""
+        self._cell = cell
+        self._seen.clear()
+
+    def _failure(self, record: ErrorRecord) -> str | None:
         """Describe a failure; None if it is retried, or enough similar ones were shown."""
         if not record.final:
             return None
@@ -182,17 +189,12 @@ class Quiet(Display):
         say(f"warning: {message}")
 
 
-class Plain(Quiet):
+class Plain(_Readable, Quiet):
     """Prints a line of progress every ten seconds, for logs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._last = time.monotonic() - _PLAIN_SECONDS + 2  # a first line soon, to show that the run is alive
-        self._errors = ErrorLines()
-        self._cell: SuiteCell | None = None
-
-    def cell(self, cell: SuiteCell) -> None:
-        """Note the place in the suite, which later lines begin with."""
-        self._cell, self._errors = cell, ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Print the plan."""
@@ -200,7 +202,7 @@ class Plain(Quiet):
 
     def error(self, record: ErrorRecord) -> None:
         """Print the first few failures of each kind that are not retried."""
-        if (line := self._errors.line(record)) is not None:
+        if (line := self._failure(record)) is not None:
             say(line)
 
     def tick(self, progress: Progress) -> None:
@@ -232,48 +234,20 @@ class Events(Display):
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Emit the plan."""
-        numbers = {
-            "finished": plan.finished,
-            "reused": plan.reused,
-            "to_grade": plan.to_grade,
-            "to_run": plan.to_run,
-            "total": plan.total,
-        }
+        numbers = _fields(plan, "finished", "reused", "to_grade", "to_run", "total")
         self._emit("begin", schemaVersion=SCHEMA_VERSION, eval=name, target=target, run=path, **numbers)
 
     def output(self, record: Output) -> None:
         """Emit an event per trial, without the transcript."""
-        self._emit(
-            "output",
-            sample=record.sample,
-            trial=record.trial,
-            stop=record.stop,
-            answer=record.answer,
-            seconds=record.timing.seconds,
-        )
+        self._emit("output", **_fields(record, "sample", "trial", "stop", "answer"), seconds=record.timing.seconds)
 
     def grade(self, record: Grade) -> None:
         """Emit an event per verdict."""
-        self._emit(
-            "grade",
-            sample=record.sample,
-            trial=record.trial,
-            grader=record.grader,
-            status=record.status,
-            score=record.score,
-        )
+        self._emit("grade", **_fields(record, "sample", "trial", "grader", "status", "score"))
 
     def error(self, record: ErrorRecord) -> None:
         """Emit an event per failed attempt."""
-        self._emit(
-            "error",
-            sample=record.sample,
-            trial=record.trial,
-            where=record.where,
-            kind=record.kind,
-            message=record.message,
-            final=record.final,
-        )
+        self._emit("error", **_fields(record, "sample", "trial", "where", "kind", "message", "final"))
 
     def notice(self, message: str) -> None:
         """Emit a notice."""
@@ -296,21 +270,20 @@ class Events(Display):
         say(printable_json(line.decode()))
 
 
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
 _BAR_WIDTH = 40
 
 
-class LiveDisplay(Display):
+class LiveDisplay(_Readable):
     """A display that is redrawn in place on a terminal."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._console = SafeConsole(stderr=True, highlight=False)
         self._live: Live | None = None
-        self._errors = ErrorLines()
-        self._cell: SuiteCell | None = None
-
-    def cell(self, cell: SuiteCell) -> None:
-        """Note the place in the suite, which is drawn below the progress of the run."""
-        self._cell, self._errors = cell, ErrorLines()
 
     def begin(self, name: str, target: str, path: str, plan: Plan) -> None:
         """Show the plan, then start drawing."""
@@ -330,7 +303,7 @@ class LiveDisplay(Display):
 
     def error(self, record: ErrorRecord) -> None:
         """Show the first few failures of each kind above the moving part."""
-        if (line := self._errors.line(record)) is not None:
+        if (line := self._failure(record)) is not None:
             self._console.print(Text(line, style="red"))
 
     def tick(self, progress: Progress) -> None:

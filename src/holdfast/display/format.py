@@ -52,9 +52,9 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
+def interval_text(low: float | None, high: float | None) -> str:
     """Format an interval, or a dash."""
-    return "–" if low is None or high is None else f"{low:{form}} – {high:{form}}"
+    return "–" if low is None or high is None else f"{low:.3f} – {high:.3f}"
 
 
 def difference_interval(low: float | None, high: float | None) -> str:

@@ -19,6 +19,7 @@ Reading a run back:
 `run_view` a run read back: rows × trials × verdicts
 `chat`     messages with their tool calls and the calls' results
 `timeline` a trial turn by turn: messages, files, checkpoints, verdicts, failed attempts
+`file_changes` the files of a workspace after a turn, and what changed in them
 `trial_counts` trials counted: checkpoint funnel, distributions, activity, numbers so far
 `overview` a run as numbers for a page
 

@@ -133,7 +133,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         return self.funnel is not None
 
 
-def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | None = None) -> Overview:
+def run_overview(view: RunView, tally: TrialsTally | None) -> Overview:
     """Return a run in numbers; without a tally, what `metrics.json` has."""
     manifest = view.manifest
     total = manifest.dataset.count * manifest.trials
@@ -153,7 +153,6 @@ def run_overview(view: RunView, tally: TrialsTally | None, changes: Changes | No
         trials=manifest.trials,
         total=total,
         configuration=manifest.eval,
-        changes=changes,
         graders=[
             GraderRow(
                 name=place.name,

@@ -8,7 +8,6 @@ its recorded calls, and shown in the same form.
 from __future__ import annotations
 
 import math
-from difflib import unified_diff
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -22,9 +21,10 @@ from holdfast.errors import AttemptError
 from holdfast.graders.build import threshold
 from holdfast.plan.changes import format_count
 from holdfast.report.chat import ChatMessage, ToolUse, listed_call, read_messages
+from holdfast.report.file_changes import FileChange, compare_files, initial_files
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.trials import BandState, TrialStatus, gravest
-from holdfast.store.blobs import LINK, Blobs, describe_partial
+from holdfast.store.blobs import Blobs, describe_partial
 from holdfast.store.records import (
     NO_USAGE,
     Mark,
@@ -38,19 +38,13 @@ from holdfast.store.records import (
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.graders.build import GraderPlace
     from holdfast.report.run_view import Pending, RunView
-    from holdfast.store.manifest import Manifest
     from holdfast.store.records import ErrorRecord, Grade, Step, TraceStep
 
 _JUDGE_DETAILS: Final = frozenset({"judge", "reply"})
-_MOST_TEXT: Final = 20_000
-"""characters of a text whose lines are compared"""
-_MOST_COMPARED: Final = 50
-"""files of a turn whose lines are compared"""
 
 
 class CallStep(Struct, frozen=True, kw_only=True):
@@ -126,20 +120,6 @@ class CheckpointBand(Struct, frozen=True, kw_only=True):
     ended_here: bool
     """the conversation ended because of it"""
     verdicts: list[GraderVerdict]
-
-
-class FileChange(Struct, frozen=True, kw_only=True):
-    """A file after a turn, or one that was removed in it."""
-
-    path: str
-    change: Literal["added", "changed", "removed", "unchanged"]
-    digest: str = ""
-    """of its content, which is in `files/`; empty for links, folders and removed files"""
-    executable: bool = False
-    link: str = ""
-    """target of a symbolic link"""
-    difference: str = ""
-    """lines that were added and removed, if both contents are short texts"""
 
 
 class TimelineTurn(Struct, frozen=True, kw_only=True):
@@ -368,6 +348,7 @@ class _Maker:
     ) -> None:
         self._view, self._trial, self._output = view, trial, trial.output
         self._contents = contents
+        self._blobs = Blobs(view.rundir.files)
         self._steps, self._errors = steps, errors
         output = trial.output
         whole = len(output.messages), output.digest, output.usage, output.timing.seconds
@@ -420,7 +401,7 @@ class _Maker:
     ) -> Iterator[TimelineTurn]:
         output = self._output
         start, seconds, usage = opening, 0.0, NO_USAGE
-        files = _initial_files(self._view.manifest)
+        files = initial_files(self._view.manifest)
         for number, mark in enumerate(self._marks, 1):
             running = not mark.digest
             end = len(output.messages) if number == len(self._marks) else mark.end
@@ -444,13 +425,10 @@ class _Maker:
                 seconds=None if running else max(0.0, until - seconds),
                 tokens=None if running else _difference(so_far.tokens, usage.tokens),
                 cost=None if running else _difference(so_far.cost, usage.cost),
-                files=[] if running else self._changed_files(files, now),
+                files=[] if running else compare_files(self._blobs, files, now, contents=self._contents),
                 checkpoint=self._band(number, verdicts),
             )
             start, seconds, usage, files = end, until, so_far, now
-
-    def _changed_files(self, before: Mapping[str, str], after: Mapping[str, str]) -> list[FileChange]:
-        return _compare_files(self._view.rundir.files, before, after, contents=self._contents)
 
     def _not_asked(self, verdicts: list[GraderVerdict]) -> Iterator[TimelineTurn]:
         """Yield the turns that the eval has after the last one that was asked."""
@@ -584,63 +562,6 @@ def _grader_attempts(
         if place is not None:
             attempts.setdefault(place.name, []).append(_failed_attempt(error))
     return attempts
-
-
-def _initial_files(manifest: Manifest) -> dict[str, str]:
-    """Return the files that every workspace of a run began with, without files of single rows."""
-    workspace: Any = manifest.identity.conversation.get("workspace")
-    files = workspace.get("folder") if isinstance(workspace, dict) else None
-    return dict(files) if isinstance(files, dict) else {}
-
-
-def _compare_files(
-    folder: Path, before: Mapping[str, str], after: Mapping[str, str], *, contents: bool
-) -> list[FileChange]:
-    """List the files after a turn and the files it removed, changed files first. `contents`: compare their lines."""
-    blobs, compared = Blobs(folder), 0
-    changes = []
-    for path in sorted({*before, *after}):
-        old, new = before.get(path), after.get(path)
-        change: Literal["added", "changed", "removed", "unchanged"] = (
-            "unchanged" if old == new else "added" if old is None else "removed" if new is None else "changed"
-        )
-        entry = new or ""
-        difference = ""
-        if contents and change != "unchanged" and compared < _MOST_COMPARED:
-            compared += 1
-            difference = _line_difference(_text(blobs, old), _text(blobs, new))
-        is_link = entry.startswith(LINK)
-        changes.append(
-            FileChange(
-                path=path,
-                change=change,
-                digest="" if is_link else entry.removesuffix("+x").removeprefix("sha256:"),
-                executable=entry.endswith("+x"),
-                link=entry.removeprefix(LINK) if is_link else "",
-                difference=difference,
-            )
-        )
-    return sorted(changes, key=lambda each: each.change == "unchanged")
-
-
-def _text(blobs: Blobs, entry: str | None) -> str | None:
-    """Return the text of an entry: empty without a file, None if it is no short text or no longer exists."""
-    if not entry:
-        return ""
-    if entry.startswith(LINK):
-        return None
-    try:
-        data = blobs.read(entry)
-        return data.decode() if len(data) <= _MOST_TEXT and b"\0" not in data else None
-    except (OSError, ValueError):
-        return None
-
-
-def _line_difference(old: str | None, new: str | None) -> str:
-    if old is None or new is None:
-        return ""
-    lines = unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2)
-    return "\n".join(list(lines)[2:])  # without the names, which the page has
 
 
 def _strip(steps: Sequence[Step], trace: Sequence[TraceStep]) -> Iterator[CallStep]:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from holdfast.report.chat import ChatMessage, MessageImage, ToolUse
+    from holdfast.report.file_changes import FileChange
     from holdfast.report.run_view import Pending, RunView
     from holdfast.report.timeline import (
         CheckpointBand,
         FailedAttempt,
-        FileChange,
         GraderVerdict,
         Timeline,
         TimelineTurn,
