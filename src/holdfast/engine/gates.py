@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.spec.eval import Eval
-    from holdfast.store.metrics import Check, Metrics
+    from holdfast.store.metrics import Metrics
 
 
 def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
@@ -48,8 +48,6 @@ def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) 
 
 
 def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list[Check]:
-    from holdfast.store.metrics import Check
-
     block = spec.gate
     assert block is not None
     if block.baseline is None:

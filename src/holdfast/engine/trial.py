@@ -23,8 +23,6 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.turns import Conversation, Script
 from holdfast.data.dataset import dataset_changed
 from holdfast.engine.admission import Halted
-from holdfast.engine.calls import RecordedCalls
-from holdfast.engine.replay import Replay
 from holdfast.engine.retry import Deadline
 from holdfast.errors import AttemptError, LimitReached, ProgramExited, RestartTrial, Uncertain
 from holdfast.graders.types import Case
@@ -44,9 +42,11 @@ if TYPE_CHECKING:
     from holdfast.conversation.simulated_user import Decision
     from holdfast.conversation.turns import Prompts
     from holdfast.data.messages import Attachment
+    from holdfast.engine.calls import RecordedCalls
     from holdfast.engine.grading import Grading
     from holdfast.engine.hooks import Hooks
     from holdfast.engine.recorder import Recorder
+    from holdfast.engine.replay import Replay
     from holdfast.engine.retry import Retrier
     from holdfast.engine.session import Session
     from holdfast.engine.workspace import Workspaces
@@ -56,10 +56,13 @@ if TYPE_CHECKING:
     from holdfast.store.records import Mark, Usage
     from holdfast.targets.types import Turn
 
-_WORKSPACES: Final = "holdfast.engine.workspace:Workspaces"
-"""of evals with a workspace"""
-_DECISION: Final = "holdfast.conversation.simulated_user:Decision"
-"""of evals with a simulated user"""
+_ELSEWHERE: Final = {
+    "replay": "holdfast.engine.replay:Replay",
+    "calls": "holdfast.engine.calls:RecordedCalls",
+    "workspaces": "holdfast.engine.workspace:Workspaces",
+    "decision": "holdfast.conversation.simulated_user:Decision",
+}
+"""of trials that make several calls"""
 
 
 class Trials:
@@ -95,7 +98,7 @@ class Trials:
         self.blobs = Blobs(session.rundir.files)
         self.workspaces: Workspaces | None = None
         if self.spec.workspace is not None:
-            self.workspaces = load_reference(_WORKSPACES)(self.spec, self.blobs, session.rundir.path)
+            self.workspaces = load_reference(_ELSEWHERE["workspaces"])(self.spec, self.blobs, session.rundir.path)
         # Computed once: the same for all trials.
         self.multi_turn, self.multi_call = self.spec.multi_turn, self.spec.multi_call
         self.has_opening = self.spec.history is not None or self.spec.prompt is None
@@ -133,7 +136,8 @@ class Trials:
         workspace = None if self.workspaces is None else await asyncio.to_thread(self.workspaces.create, pending)
         trial = asyncio.current_task()
         assert trial is not None
-        return Replay(
+        make: type[Replay] = load_reference(_ELSEWHERE["replay"])
+        return make(
             pending,
             self.recorder,
             recorded,
@@ -294,7 +298,7 @@ class Trial:
 
     async def _attempt(self, replay: Replay, turn: Turn) -> _Answer:
         """Ask the target once. The calls it makes meanwhile are recorded, and their usage is counted one by one."""
-        calls = await RecordedCalls.begin(replay, turn.number)
+        calls: RecordedCalls = await load_reference(_ELSEWHERE["calls"]).begin(replay, turn.number)
         workspace = replay.workspace
         try:
             if workspace is not None:
@@ -409,7 +413,7 @@ class Trial:
         messages = conversation.messages[0 if self._shared.spec.history is None else conversation.opening :]
         key = (turn, "responder", digest(conversation.messages), 1)
         if (step := replay.take(key)) is not None:
-            decision: Decision = msgspec.convert(step.response, load_reference(_DECISION))
+            decision: Decision = msgspec.convert(step.response, load_reference(_ELSEWHERE["decision"]))
         else:
             if self._shared.calls_stopped():
                 raise Halted
