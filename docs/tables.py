@@ -166,6 +166,8 @@ def words(annotation: Any, metadata: list[Any]) -> str:
     if origin is not None and origin is not dict:
         lists = [part for part in arguments if get_origin(part) is list]
         single = _either([words(part, []) for part in arguments if part is not type(None) and part not in lists])
+        if single == "expression" and lists:  # which returns such a list, and is not an item of one
+            return f"{words(lists[0], [])} or {single}"
         either = f"{single}, or a list of them" if single and lists else single or words(lists[0], [])
         return either + bounds
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
