@@ -19,9 +19,8 @@ from holdfast.canonical import digest
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.report.metrics import write_report
 from holdfast.spec.load import load_eval
-from holdfast.store.answers import classify_answer
 from holdfast.store.heads import Moment
-from holdfast.store.records import Grade, Output, Timing, Usage, to_line
+from holdfast.store.records import Grade, Output, Timing, Usage, classify_answer, to_line
 
 if TYPE_CHECKING:
     from holdfast.plan.plan import Slot

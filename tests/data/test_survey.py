@@ -21,7 +21,7 @@ from holdfast.data.survey import Ids, _CachedSurvey, make_survey
 from holdfast.errors import UsageError
 from holdfast.plan.identity import identify
 from holdfast.spec.load import load_eval
-from holdfast.store.home_db import HomeDb
+from holdfast.store.home import HomeDb
 
 if TYPE_CHECKING:
     from holdfast.data.survey import Survey

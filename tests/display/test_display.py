@@ -32,8 +32,7 @@ from holdfast.display.format import dollars, duration, latency, rate, share
 from holdfast.display.grid import Column, fit_table, print_list
 from holdfast.plan.plan import Plan
 from holdfast.plan.progress import GraderProgress, Progress
-from holdfast.store.records import ErrorRecord, Grade, Usage
-from holdfast.store.spent import Spent
+from holdfast.store.records import ErrorRecord, Grade, Spent, Usage
 from tests.support.running import holdfast as run_command
 from tests.support.running import on_a_terminal, server, write_eval
 from tests.support.specs import output_of, write_spec

@@ -15,10 +15,8 @@ from holdfast.plan.progress import Progress
 from holdfast.report.outcome import Alike
 from holdfast.report.table import facts, with_raised_limit
 from holdfast.spec.eval_schema import Limits
-from holdfast.store.answers import Answers
-from holdfast.store.metrics import Metrics, RunTiming
-from holdfast.store.records import NO_USAGE, Usage
-from holdfast.store.spent import Spent
+from holdfast.store.metrics import Answers, Metrics, RunTiming
+from holdfast.store.records import NO_USAGE, Spent, Usage
 from tests.support.running import holdfast, run_dir, server, start, wait_for, write_eval
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from holdfast.canonical import digest
 from holdfast.engine.calls import RecordedCalls
 from holdfast.engine.replay import Replay
 from holdfast.errors import RestartTrial, Uncertain
-from holdfast.store.calls import cut_off_calls
-from holdfast.store.records import NO_USAGE, Usage, call_id
+from holdfast.store.heads import call_id, cut_off_calls
+from holdfast.store.records import NO_USAGE, Usage
 from holdfast.targets.types import Reading
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Process:
         self.on_disk_at_start = self.calls_on_disk()
 
     def since_restart(self) -> list[Step]:
-        """The records that count, as `store.calls` reads them."""
+        """The records that count, as `read_steps` returns them."""
         counted: list[Step] = []
         for step in self.disk:
             if step.kind == "restart":

@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Fault, RunBeingFinished
-from holdfast.store.calls import read_steps
 from holdfast.store.claims import Claims, Round, begin_round, cut
-from holdfast.store.heads import read_output
+from holdfast.store.heads import read_output, read_steps
 from holdfast.store.lease import RunLease
 from holdfast.store.lines import read_blocks
 from holdfast.store.records import ErrorRecord, Grade, Step, Timing, Usage, to_line

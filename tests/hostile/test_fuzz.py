@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import HoldfastError, RunFileError
+from holdfast.plan.inputs import read_inputs
 from holdfast.plugins.batches.ledger import read_batches
 from holdfast.store.catalog import list_runs, summarize_run
 from holdfast.store.claims import newest_round
-from holdfast.store.inputs import read_inputs
 from holdfast.store.lines import seal
-from holdfast.store.manifest import decode_manifest
-from holdfast.store.rundir import RunDir
+from holdfast.store.rundir import Manifest, RunDir
 from holdfast.store.shared import unwanted_keys
 from tests.hostile.inputs import DAMAGED, hostile_eval
 from tests.support.running import holdfast, run_dir
@@ -130,7 +129,7 @@ def test_a_document_that_nests_too_deeply_is_not_a_manifest(tmp_path: Path) -> N
     with pytest.raises(HoldfastError, match=r"manifest\.json: not a manifest"):
         RunDir(tmp_path).read_manifest()
     with pytest.raises(RecursionError):  # which is what has to be caught
-        decode_manifest((tmp_path / "manifest.json").read_bytes())
+        msgspec.json.decode((tmp_path / "manifest.json").read_bytes(), type=Manifest)
 
 
 def test_a_path_that_is_not_a_file_is_also_an_error_of_the_system() -> None:

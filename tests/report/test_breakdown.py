@@ -202,8 +202,7 @@ def many_values(count: int, graders: int) -> Metrics:
     """Numbers of a run with so many values of a field, whose names are long."""
     from holdfast.report.tally import Tally
     from holdfast.report.trials import UsageTally
-    from holdfast.store.answers import Answers
-    from holdfast.store.metrics import RunTiming, ValueMetrics
+    from holdfast.store.metrics import Answers, RunTiming, ValueMetrics
 
     tally = Tally(1)
     tally.add([("failed", 0.0)])

@@ -28,7 +28,7 @@ from tests.support.showcase import agent_run, long_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 provider = module_server(fail={"500": 0.1}, fail_first=1)
 

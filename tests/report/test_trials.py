@@ -21,10 +21,9 @@ from holdfast.report.stats import quantile
 from holdfast.report.tally import Row, RowsTally
 from holdfast.report.trials import Judged, JudgedOutput, UsageTally, judge_output, measured_graders
 from holdfast.spec.load import load_eval
-from holdfast.store.answers import ANSWER_CLASSES
 from holdfast.store.heads import VerdictRef, read_output, ref_of
 from holdfast.store.metrics import Results
-from holdfast.store.records import SCHEMA_VERSION, Grade, Mark, Output, Timing, Usage, to_line
+from holdfast.store.records import ANSWER_CLASSES, SCHEMA_VERSION, Grade, Mark, Output, Timing, Usage, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """A process is identified by its id and its start, with `/proc` and without it.
 
-No macOS is available: its lack of `/proc` is simulated by hiding the folder from `store.processes`, which then asks
-the real `ps` of this machine, with options that macOS has too.
+No macOS is available: its lack of `/proc` is simulated by hiding the folder from the module, which then asks the real
+`ps` of this machine, with options that macOS has too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.store import processes
-from holdfast.store.processes import is_running, start_token
+from holdfast.store import lease as leases
+from holdfast.store.lease import is_running, start_token
 from holdfast.store.run_lock import holders, stop
 from holdfast.store.rundir import RunDir
 from tests.support.running import wait_for
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _HOLD = """
 import signal, sys
 from pathlib import Path
-from holdfast.store import processes
+from holdfast.store import lease as leases
 from holdfast.store.lease import RunLease
-processes._PROC = Path(sys.argv[2])
+leases._PROC = Path(sys.argv[2])
 lease = RunLease(Path(sys.argv[1]))
 lease.acquire(0)
 signal.pause()
@@ -39,7 +39,7 @@ signal.pause()
 @pytest.fixture(params=["proc", "ps"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     if request.param == "ps":
-        monkeypatch.setattr(processes, "_PROC", tmp_path / "no-proc")
+        monkeypatch.setattr(leases, "_PROC", tmp_path / "no-proc")
     return str(request.param)
 
 
@@ -74,7 +74,7 @@ def test_a_process_with_another_start_is_another_process(sleeper: subprocess.Pop
 def test_the_process_that_holds_a_run_is_found_and_stopped(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
-    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(run.lease), str(processes._PROC)])
+    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(run.lease), str(leases._PROC)])
     try:
         held = wait_for(lambda: holders(run), "the holder")
         assert [each.pid for each in held] == [holder.pid] and held[0].is_here

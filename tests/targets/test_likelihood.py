@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.store.manifest import Identity
+    from holdfast.store.rundir import Identity
 
 ROWS: list[dict[str, Any]] = [
     {"id": "tail", "context": "The bird has a", "endings": [" long tail.", " tail", "  nose"], "answer": 1},

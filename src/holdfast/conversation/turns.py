@@ -21,8 +21,7 @@ from holdfast.errors import AttemptError, DataError
 from holdfast.spec.schema import several_answers
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, expression, normal_expression, normal_form
-from holdfast.store.answers import classify_answer
-from holdfast.store.records import NO_USAGE, Mark, ToolCall, content_text
+from holdfast.store.records import NO_USAGE, Mark, ToolCall, classify_answer, content_text
 from holdfast.targets.trace import as_listed, read_calls
 from holdfast.targets.types import Continuation, Turn
 
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from holdfast.data.dataset import Sample
     from holdfast.data.messages import Attachment
     from holdfast.spec.eval import Eval
-    from holdfast.store.answers import AnswerClass
-    from holdfast.store.records import Content, TraceStep
+    from holdfast.store.records import AnswerClass, Content, TraceStep
     from holdfast.targets.types import Message, Reply
 
 _LIST: Final = (list, tuple)

@@ -1,6 +1,6 @@
 """The survey of a dataset: one pass over its rows before a run, which counts, digests and checks them.
 
-A survey is joined from parts of consecutive rows. The parts of large datasets are cached (`store.home_db`), named by
+A survey is joined from parts of consecutive rows. The parts of large datasets are cached (`store.home`), named by
 digests of their rows. Files of JSON lines are divided by their content: after a change, only parts with other lines are
 made again. A part knows which conditions of graders hold for its rows, so it serves other graders, too. Nothing is
 cached for rows that name other files, or if graders of plug-ins are asked.
@@ -28,7 +28,7 @@ from holdfast.data.panels import Conditions, Panel, Panels
 from holdfast.errors import ConfigError, DataError, HoldfastError
 from holdfast.spec.eval import benchmark_tasks, fields_of_target
 from holdfast.spec.load_graders import GRADERS
-from holdfast.store.home_db import HomeDb
+from holdfast.store.home import HomeDb
 from holdfast.versions import __version__
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.plan.plan import Plan
     from holdfast.plan.progress import Progress
-    from holdfast.store.records import ErrorRecord, Grade, Output
-    from holdfast.store.spent import Spent
+    from holdfast.store.records import ErrorRecord, Grade, Output, Spent
 
 KINDS: Final = ("rich", "plain", "json", "none")
 _PLAIN_SECONDS: Final = 10.0

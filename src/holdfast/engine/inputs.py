@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.functions.observing import exclude, reads, stamp_of
-from holdfast.plan.inputs import digest_now, extend_sources, is_excluded, relative
-from holdfast.store.inputs import Input, append_inputs, mend_inputs, read_inputs
+from holdfast.plan.inputs import (
+    Input,
+    append_inputs,
+    digest_now,
+    extend_sources,
+    is_excluded,
+    mend_inputs,
+    read_inputs,
+    relative,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

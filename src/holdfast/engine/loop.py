@@ -36,8 +36,8 @@ from holdfast.spec.redact import Secrets, secret_variables
 from holdfast.spec.schema import is_embedded
 from holdfast.spec.target_schema import ModelTarget
 from holdfast.spec.trial_limits import is_agent, time_beside_target
-from holdfast.store.answers import describe_answers
 from holdfast.store.journal import Journal
+from holdfast.store.records import describe_answers
 from holdfast.targets.build import DEFAULT_CONCURRENCY, concurrency_of, usable_cores
 from holdfast.targets.types import open_batches
 

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from holdfast.graders.build import place_name
 from holdfast.spec.redact import MARK, Secrets
-from holdfast.store.answers import answer_kind
 from holdfast.store.heads import VerdictRef
-from holdfast.store.records import to_line
+from holdfast.store.records import answer_kind, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

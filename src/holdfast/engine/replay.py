@@ -37,18 +37,8 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.errors import AttemptError, RestartTrial, Uncertain
-from holdfast.store.calls import cut_off_calls, describe_cut_off, why_uncertain
-from holdfast.store.records import (
-    NO_USAGE,
-    CallIntent,
-    Step,
-    ToolResponse,
-    Usage,
-    call_id,
-    describe_call,
-    to_microseconds,
-    to_milliseconds,
-)
+from holdfast.store.heads import call_id, cut_off_calls, describe_call, describe_cut_off, why_uncertain
+from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, Usage, to_microseconds, to_milliseconds
 from holdfast.targets.types import PastCall
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from holdfast.report.metrics import report_so_far, write_report
 from holdfast.report.outcome import Outcome, read_failures
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.target_schema import ModelTarget
-from holdfast.store.claims import end_rounds
 from holdfast.targets.prices import Prices
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def _conclude(run: Session, remaining: Plan, reason: Reason | None, started: flo
             publish_finished(identity.survey, identity.work, run.rundir, run.index, b"\x01" * remaining.total)
         gate = evaluate_gate(run.spec, run.rundir, metrics, options)
         run.rundir.write_gate(gate)
-        end_rounds(run.rundir)
+        run.rundir.end_rounds()
         shutil.rmtree(run.rundir.batches, ignore_errors=True)  # outputs and grades hold the results
     except (Fault, DataError, OSError) as error:
         return Outcome(run.rundir, remaining, None, run.spent, _report_fault(error))

@@ -43,13 +43,13 @@ from holdfast.report.outcome import Outcome, read_failures
 from holdfast.report.trials import grading_rules
 from holdfast.spec.eval import benchmark_tasks
 from holdfast.spec.plugins import load_reference
-from holdfast.store.claims import RunPolicy
-from holdfast.store.damage import cut_damage
 from holdfast.store.files import advice_for, make_directory, open_file
 from holdfast.store.index import RunIndex
 from holdfast.store.lease import RunLease
+from holdfast.store.lines import cut_damage
+from holdfast.store.records import Spent
 from holdfast.store.run_lock import hold, join
-from holdfast.store.spent import Spent
+from holdfast.store.rundir import RunPolicy
 from holdfast.targets.build import build_target
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ if TYPE_CHECKING:
     from holdfast.graders.types import InstantGrader, WaitingGrader
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
-    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import GateOutcome, Metrics
-    from holdfast.store.rundir import RunDir
+    from holdfast.store.rundir import Manifest, RunDir
     from holdfast.targets.types import Target
 
 _ELSEWHERE: Final = {
@@ -206,8 +205,9 @@ class Worker(Alone):
             lambda name: [workers / f"{worker}/{name}.jsonl", *sorted(workers.glob(f"{worker}+*/{name}.jsonl"))]
         )
         own.read(durable=True)
-        cut_damage(own, workers / f"{worker}/set-aside", tails_only=True)  # others may refer to our lines by position
-        for damage in own.damage:
+        torn = [spot for spot in own.damage if spot.torn]  # others may refer to our lines by position: none may move
+        cut_damage(torn, workers / f"{worker}/set-aside")
+        for damage in torn:
             notice(f"{worker}: {damage}")
         index = self.rundir.load(repair=False)
         self.identity.work.drop_unfit(index)

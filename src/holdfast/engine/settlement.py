@@ -17,20 +17,10 @@ from msgspec import UNSET, UnsetType
 from holdfast.data.dataset import Dataset
 from holdfast.display.format import one_line
 from holdfast.errors import Fault, UsageError
-from holdfast.store.calls import cut_off_calls, is_decision, read_steps, uncertain_trials
 from holdfast.store.files import advice_for
-from holdfast.store.heads import decode_line
+from holdfast.store.heads import call_id, cut_off_calls, decode_line, describe_call, is_decision, read_steps
 from holdfast.store.journal import append_lines
-from holdfast.store.records import (
-    NO_USAGE,
-    CallIntent,
-    Step,
-    ToolResponse,
-    call_id,
-    describe_call,
-    to_line,
-    to_milliseconds,
-)
+from holdfast.store.records import NO_USAGE, CallIntent, Step, ToolResponse, to_line, to_milliseconds
 from holdfast.targets.tools import as_text
 
 if TYPE_CHECKING:
@@ -90,7 +80,7 @@ def settle(run: Session) -> None:
         _append(run, _steps(decision))
         calls = ", ".join(map(describe_call, decision.calls)) or "the trial begins again"
         run.notice(f"{decision.trial.name}: {decision.verb}: {calls}")
-    run.plan = msgspec.structs.replace(run.plan, uncertain=len(uncertain_trials(run.index)))
+    run.plan = msgspec.structs.replace(run.plan, uncertain=len(run.index.uncertain_trials()))
 
 
 def _read(text: str, begun: Sequence[_Trial], run: Session) -> _Decision | None:

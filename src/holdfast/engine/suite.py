@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
     from holdfast.spec.suite import Cell, SuiteLimits
-    from holdfast.store.spent import Spent
+    from holdfast.store.records import Spent
 
 _BUDGETS: Final[tuple[BudgetName, ...]] = ("max_cost", "token_budget", "max_time")
 

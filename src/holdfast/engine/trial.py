@@ -29,11 +29,9 @@ from holdfast.graders.types import Case
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.trial_limits import LIMIT_NAMES, trial_limits
-from holdfast.store.answers import EXIT
 from holdfast.store.blobs import Blobs
-from holdfast.store.calls import read_steps
-from holdfast.store.heads import read_output
-from holdfast.store.records import NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
+from holdfast.store.heads import read_output, read_steps
+from holdfast.store.records import EXIT, NO_USAGE, Output, Timing, to_microseconds, to_milliseconds
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from holdfast.spec.grader_schema import Measure, OnTimeout, TextBlock
 from holdfast.spec.schema import Names, Seconds
 from holdfast.spec.template import is_template
 from holdfast.store.blobs import describe_partial, restore
-from holdfast.store.processes import is_running, start_token, this_system
+from holdfast.store.lease import is_running, start_token, this_system
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

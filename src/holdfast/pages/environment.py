@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from holdfast.display.format import difference_interval, dollars, duration, latency, share
 from holdfast.display.terminal import printable
 from holdfast.report.overview import FEW
-from holdfast.store.answers import ANSWER_CLASSES
+from holdfast.store.records import ANSWER_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

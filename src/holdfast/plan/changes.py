@@ -11,7 +11,7 @@ from holdfast.canonical import canonical
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.store.manifest import Identity
+    from holdfast.store.rundir import Identity
 
 _SHOWN = 40
 """maximum length of a value that is shown; longer values are only said to have changed"""

@@ -23,8 +23,7 @@ from holdfast.spec.eval import TARGET
 from holdfast.store.catalog import brief_runs
 from holdfast.store.files import UNREADABLE, advice_for, if_present
 from holdfast.store.lines import scan
-from holdfast.store.manifest import Drift
-from holdfast.store.rundir import RunDir
+from holdfast.store.rundir import Drift, RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.plan.plan import Plan
     from holdfast.store.catalog import Brief
     from holdfast.store.index import RunIndex
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 OtherRun = tuple["RunDir", "Manifest"]
 

@@ -28,8 +28,7 @@ from holdfast.spec.template import normal_expression
 from holdfast.spec.trial_limits import limits_identity
 from holdfast.store.blobs import link_of, mode_of
 from holdfast.store.files import slug
-from holdfast.store.manifest import DatasetInfo, Fingerprints, Identity, Manifest
-from holdfast.store.rundir import RunDir
+from holdfast.store.rundir import DatasetInfo, Fingerprints, Identity, Manifest, RunDir
 from holdfast.targets.build import target_identity, target_sees_row
 from holdfast.versions import __version__
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.data.checks import RowCheck
     from holdfast.graders.build import GraderPlace
     from holdfast.spec.eval import Eval
-    from holdfast.store.manifest import Drift
+    from holdfast.store.rundir import Drift
 
 
 class RunIdentity(msgspec.Struct, frozen=True, dict=True):

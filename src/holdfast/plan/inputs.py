@@ -1,4 +1,8 @@
-"""Files that users' code read in a run: while one differs from what was read, the records that depend on it are stale.
+"""`inputs.jsonl`: the files that users' code read in a run, as they were then.
+
+Keys are made before code runs, so they do not contain what it reads. Instead a run's records count only while these
+files are as they were; else the records that depend on them are stale. A line is on disk before the first record that
+may depend on it.
 
 A stale run keeps its directory and its numbers. The same command then works in another directory, which takes from the
 stale run what does not depend on the file: everything for a file that only one grader reads, but its verdicts.
@@ -8,11 +12,15 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.canonical import digest
@@ -20,17 +28,67 @@ from holdfast.plan.keys import run_id
 from holdfast.spec.eval import TARGET, excluded_patterns
 from holdfast.spec.fingerprint import SESSION_FILE
 from holdfast.store.catalog import brief_runs
-from holdfast.store.inputs import Input, read_inputs
+from holdfast.store.files import UNREADABLE, make_directory, replacing
+from holdfast.store.journal import append_lines
+from holdfast.store.lines import scan, seal
 from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from holdfast.plan.identity import RunIdentity
     from holdfast.spec.eval import Eval
 
+_NAME: Final = "inputs"
 _LARGE: Final = 16 << 20
 """minimum size in bytes of a file that is not read again while its size and time stay the same"""
+
+
+class Input(Struct, frozen=True):
+    """A file that code read: a line of `inputs.jsonl`."""
+
+    source: str
+    """the user's file that read it, relative to the eval's folder"""
+    path: str
+    """the file, relative to the eval's folder"""
+    digest: str | None
+    """of its content, or of its code for Python; null if there was no such file; empty if it has changed since"""
+    size: int = 0
+    """bytes"""
+    mtime: int = 0
+    """time of its last change, in nanoseconds since the epoch"""
+    product: bool | UnsetType = UNSET
+    """true if the file is not an input, since the code itself, or a program it starts, writes it"""
+
+
+_decoder: Final = msgspec.json.Decoder(Input)
+
+
+def read_inputs(rundir: RunDir) -> list[Input]:
+    """Read the inputs of a run, of all its writers."""
+    inputs = []
+    for line in chain.from_iterable(map(scan, rundir.journals(_NAME))):
+        if line.sound:
+            with suppress(*UNREADABLE):
+                inputs.append(_decoder.decode(line.data))
+    return inputs
+
+
+def append_inputs(folder: Path, inputs: Iterable[Input]) -> None:
+    """Append to the inputs in a folder of journals; return when they are on disk."""
+    lines = b"".join(seal(msgspec.json.encode(each)) for each in inputs)
+    if lines:
+        make_directory(folder)
+        append_lines(folder / f"{_NAME}.jsonl", lines)
+
+
+def mend_inputs(folder: Path) -> None:
+    """Remove a torn line, which the next one would be appended to. The caller is the only writer."""
+    path = folder / f"{_NAME}.jsonl"
+    lines = list(scan(path))
+    if not all(line.sound for line in lines):
+        with replacing(path) as file:
+            file.write(b"".join(line.data + b"\n" for line in lines if line.sound))
 
 
 class InputState(NamedTuple):

@@ -13,7 +13,6 @@ from holdfast.canonical import digest, digest_bytes
 from holdfast.data.dataset import dataset_changed
 from holdfast.plan.changes import format_count
 from holdfast.plan.keys import generation_digests, generation_key
-from holdfast.store.calls import uncertain_trials
 from holdfast.store.heads import VerdictKey, VerdictRef
 from holdfast.store.index import pack, unpack
 from holdfast.store.records import apply_threshold
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from holdfast.spec.grader_schema import Combine, Measure
     from holdfast.store.heads import Moment, OutputRef
     from holdfast.store.index import Key, RunIndex
-    from holdfast.store.manifest import Manifest
     from holdfast.store.records import GradeStatus
+    from holdfast.store.rundir import Manifest
 
 
 def combine_votes(votes: Sequence[VerdictRef | None], combine: Combine, threshold: float | None) -> VerdictRef | None:
@@ -332,7 +331,7 @@ def make_plan(
     lenders = dict(borrowed.runs) if borrowed else {}
     begun = min(to_run, len(index.begun()))
     counts = survey.count, work.trials, finished, to_grade, to_run, reused
-    return Plan(*counts, lenders, begun=begun, uncertain=len(uncertain_trials(index)), done=bytes(done))
+    return Plan(*counts, lenders, begun=begun, uncertain=len(index.uncertain_trials()), done=bytes(done))
 
 
 def pending_trials(

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from holdfast.store.spent import Spent
+    from holdfast.store.records import Spent
 
 
 class GraderProgress(msgspec.Struct):

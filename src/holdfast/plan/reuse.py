@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.errors import UsageError
 from holdfast.plan.finished import inherit_finished
+from holdfast.plan.inputs import Input, append_inputs
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import look_up
 from holdfast.store.blobs import Blobs
@@ -27,7 +28,6 @@ from holdfast.store.files import if_present, make_directory, open_file
 from holdfast.store.heads import GradeHead, OutputHead, OutputRef, VerdictKey, VerdictRef, decode_head
 from holdfast.store.index import RunIndex, pack, unpack
 from holdfast.store.index_files import share_published
-from holdfast.store.inputs import Input, append_inputs
 from holdfast.store.journal import append_lines
 from holdfast.store.lines import LineRef, is_sound, scan_raw, with_source
 from holdfast.store.records import KEY_PLACE

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
-    from holdfast.store.manifest import Identity
     from holdfast.store.metrics import Metrics
     from holdfast.store.records import GradeStatus
+    from holdfast.store.rundir import Identity
 
 Scores = dict[str, list[float]]
 """scores of the trials, by sample"""

@@ -12,7 +12,7 @@ from holdfast.store.blobs import LINK, Blobs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 Change = Literal["added", "changed", "removed", "unchanged"]
 _MOST_TEXT: Final = 20_000

@@ -21,10 +21,9 @@ from holdfast.report.tally import AgreementTally, Row, RowsTally, account_notice
 from holdfast.report.trials import NO_OUTPUT, TextReader, TrialReader, grading_rules
 from holdfast.spec.eval import benchmark_tasks
 from holdfast.spec.plugins import load_reference
-from holdfast.store.answers import Answers, class_of_kind, count_answers
 from holdfast.store.files import replacing
-from holdfast.store.metrics import GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult
-from holdfast.store.records import SCHEMA_VERSION
+from holdfast.store.metrics import Answers, GraderMetrics, Metrics, ResultGrade, RunTiming, TrialResult, count_answers
+from holdfast.store.records import SCHEMA_VERSION, class_of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,8 +16,7 @@ from holdfast.errors import BudgetReached, Exit, Fault, Interrupted, Waiting
 from holdfast.graders.build import grader_places
 from holdfast.plan.changes import format_count
 from holdfast.report.trials import read_error_heads
-from holdfast.store.calls import is_decision
-from holdfast.store.heads import ErrorHead, decode_line
+from holdfast.store.heads import ErrorHead, decode_line, is_decision
 from holdfast.store.lines import LineRef, search
 from holdfast.store.records import Grade, Step, named_sample
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from holdfast.store.heads import OutputRef
     from holdfast.store.index import RunIndex
     from holdfast.store.metrics import GateOutcome, Metrics
+    from holdfast.store.records import Spent
     from holdfast.store.rundir import RunDir
-    from holdfast.store.spent import Spent
 
 _MOST_BYTES: Final = 64_000_000
 """of `errors.jsonl` up to which it is summed up"""

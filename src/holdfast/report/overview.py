@@ -14,15 +14,15 @@ from msgspec import Struct
 from holdfast.plan.changes import identity_changes
 from holdfast.report.stats import Histogram  # noqa: TC001 - msgspec reads it
 from holdfast.report.trial_counts import Activity, FunnelStep, TrialsTally  # noqa: TC001 - msgspec reads it
-from holdfast.store.answers import ANSWER_CLASSES, Answers
-from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, ValueMetrics  # noqa: TC001 - msgspec reads it
+from holdfast.store.metrics import Answers, BenchmarkMetrics, GraderMetrics, ValueMetrics
+from holdfast.store.records import ANSWER_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast.report.run_view import RunView
-    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
+    from holdfast.store.rundir import Manifest
 
 
 _MANY: Final = 6

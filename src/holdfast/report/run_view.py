@@ -25,9 +25,8 @@ from holdfast.plan.plan import Slot, Work
 from holdfast.report.trials import grading_rules, judge_output, measured_graders
 from holdfast.spec.eval import fields_of_target
 from holdfast.spec.load import eval_of_run
-from holdfast.store.calls import read_steps, uncertain_trials
 from holdfast.store.catalog import is_running
-from holdfast.store.heads import decode_line, read_output
+from holdfast.store.heads import decode_line, read_output, read_steps
 from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, apply_threshold
 from holdfast.store.shared import lender_of
 
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
     from holdfast.store.heads import OutputRef
     from holdfast.store.index import RunIndex
     from holdfast.store.lines import LineRef
-    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics, Rule, TrialResult
     from holdfast.store.records import Step
-    from holdfast.store.rundir import RunDir
+    from holdfast.store.rundir import Manifest, RunDir
 
 
 _UNCERTAIN: Final = "uncertain: "
@@ -316,7 +314,7 @@ class RunView:
 
     @cached_property
     def _uncertain(self) -> dict[str, str]:
-        return uncertain_trials(self.index, running=is_running(self.rundir))
+        return self.index.uncertain_trials(running=is_running(self.rundir))
 
     def _why_missing(self, key: str, error: str) -> str:
         """Return why a trial has no output, from its last failure: also a call that was cut off."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.outcome import Outcome
     from holdfast.store.metrics import BenchmarkMetrics, GraderMetrics, Metrics
-    from holdfast.store.records import Usage
-    from holdfast.store.spent import Spent
+    from holdfast.store.records import Spent, Usage
 
 MOST_ROWS: Final = 64
 """rows of a table; MMLU has 57 tasks and 5 groups"""

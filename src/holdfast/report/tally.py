@@ -17,8 +17,8 @@ import msgspec
 from holdfast.data.panels import name_graders
 from holdfast.graders.build import grader_class
 from holdfast.report.stats import estimate, pass_all_k, pass_at_k
-from holdfast.store.answers import describe_answers
 from holdfast.store.metrics import Agreement, GraderMetrics, ValueMetrics
+from holdfast.store.records import describe_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

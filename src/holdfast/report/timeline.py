@@ -25,16 +25,7 @@ from holdfast.report.file_changes import FileChange, compare_files, initial_file
 from holdfast.report.run_view import GradedTrial
 from holdfast.report.trials import BandState, TrialStatus, gravest
 from holdfast.store.blobs import Blobs, describe_partial
-from holdfast.store.records import (
-    NO_USAGE,
-    Mark,
-    Output,
-    Timing,
-    ToolCall,
-    ToolResponse,
-    Usage,
-    content_text,
-)
+from holdfast.store.records import NO_USAGE, Mark, Output, Timing, ToolCall, ToolResponse, Usage, content_text
 from holdfast.targets.types import Reply
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ from xxhash import xxh3_128_hexdigest
 
 from holdfast.data.columns import as_text
 from holdfast.data.panels import Conditions
-from holdfast.store.answers import class_of_kind
-from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog import is_running
 from holdfast.store.files import read_file
 from holdfast.store.index import JOURNALS, connect, pack, unpack
@@ -37,6 +35,7 @@ from holdfast.store.index_files import (
     publish_file,
     temporary_file,
 )
+from holdfast.store.records import class_of_kind
 from holdfast.store.shared import journal_size
 
 if TYPE_CHECKING:
@@ -384,7 +383,7 @@ class TableFiller:
         return with_output
 
     def _find_uncertain(self) -> dict[str, str]:
-        return uncertain_trials(self._view.index, running=is_running(self._view.rundir))
+        return self._view.index.uncertain_trials(running=is_running(self._view.rundir))
 
 
 class _Name(NamedTuple):

@@ -1,6 +1,6 @@
 """Find and summarize the runs below a runs directory. Other files and folders there are skipped.
 
-Summaries of many runs are cached (`store.home_db`). They are valid while the run's files look unchanged: inodes, sizes
+Summaries of many runs are cached (`store.home`). They are valid while the run's files look unchanged: inodes, sizes
 and times. A file that was just written may change again without looking different, so its run is not cached.
 """
 
@@ -17,9 +17,8 @@ import msgspec
 from xxhash import xxh3_128_hexdigest
 
 from holdfast.errors import Fault, NoSuchRun, ResultsError, UsageError, VersionError
-from holdfast.store.calls import uncertain_trials
 from holdfast.store.files import if_present, open_binary
-from holdfast.store.home_db import HomeDb
+from holdfast.store.home import HomeDb
 from holdfast.store.lease import is_held
 from holdfast.store.lines import scan, scan_raw, search
 from holdfast.store.records import SCHEMA_VERSION
@@ -29,8 +28,8 @@ from holdfast.store.shared import unwanted_keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from holdfast.store.manifest import Manifest
     from holdfast.store.metrics import Metrics
+    from holdfast.store.rundir import Manifest
 
 T = TypeVar("T")
 
@@ -406,7 +405,7 @@ def find_uncertain(rundir: RunDir, *, running: bool = False) -> set[str]:
     if all(next(search(path, words), None) is None for name, words in marks.items() for path in rundir.journals(name)):
         return set()
     try:
-        return set(uncertain_trials(rundir.load(repair=False), running=running))
+        return set(rundir.load(repair=False).uncertain_trials(running=running))
     except Fault:
         return set()  # a journal was replaced meanwhile
 

@@ -27,6 +27,7 @@ from holdfast.store.files import UNREADABLE, make_directory, read_file, replacin
 from holdfast.store.lease import RunLease
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.run_lock import worker_lease
+from holdfast.store.rundir import RunPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,36 +44,13 @@ _ASKED_AT_ONCE: Final = 8
 _WORKER = re.compile(r"[\w-][\w.-]{0,79}", re.ASCII)
 
 
-class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy of a run. Each field is named like its option of `holdfast eval`."""
-
-    fresh: bool = False
-    """archive the earlier run and start from scratch"""
-    retry_failed: bool = False
-    """retry the errors of a run that was finished with them"""
-    accept_errors: bool = False
-    """finish even if some trials have errors, which lower the coverage and not the scores"""
-    accept_drift: bool = False
-    """keep outputs even if the target's code has changed"""
-    skip_graders: bool = False
-    log_samples: bool = False
-    """write the transcripts to samples.jsonl when the run is over"""
-    output_path: str | None = None
-    """a folder for the results and transcripts when the run is over"""
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """The fields of the policy by name, to make another struct with the same policy."""
-        return {name: getattr(self, name) for name in RunPolicy.__struct_fields__}
-
-
 class Round(RunPolicy, frozen=True, kw_only=True):
     """`plan.json`: the work of a round of workers."""
 
     schema_version: str = msgspec.field(name="schemaVersion", default=SCHEMA_VERSION)
     chunks: list[tuple[int, int]]
     """first trial and one past the last; trials are numbered in the dataset's order, sample by sample"""
-    starts: list[tuple[int, int, int]] = []
+    starts: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """of each chunk: file of the dataset, line and offset of its first row; empty if rows are not lines"""
     eval: dict[str, Any]
     folder: str
@@ -114,11 +92,6 @@ def begin_round(rundir: RunDir, plan: Round) -> Path:
     for old in earlier:
         shutil.rmtree(old, ignore_errors=True)
     return folder
-
-
-def end_rounds(rundir: RunDir) -> None:
-    """Delete all rounds of a finished run. Needs the run's lease."""
-    shutil.rmtree(rundir.claims, ignore_errors=True)
 
 
 def newest_round(rundir: RunDir) -> tuple[Path, Round] | None:

@@ -1,26 +1,43 @@
-"""Heads of journal lines: the fields that an index takes of each record, and the results of look-ups.
+"""What is read of journal lines: the fields that an index takes, the results of look-ups, and the records themselves.
 
-A head is decoded in a fraction of the time of the whole record.
+A head is decoded in a fraction of the time of the whole record. Recorded calls of a conversation are read all together:
+later ones may take back earlier ones, and show which were cut off.
 """
 
 from __future__ import annotations
 
+from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.canonical import digest
 from holdfast.errors import Fault
-from holdfast.store.answers import AnswerClass, answer_kind
 from holdfast.store.files import UNREADABLE
 from holdfast.store.lines import LineRef, is_sound
-from holdfast.store.records import GradeStatus, Mark, Output, Timing, Together, Usage
+from holdfast.store.records import (
+    AnswerClass,
+    CallIntent,
+    GradeStatus,
+    Mark,
+    OnCutOff,
+    Output,
+    Step,
+    Timing,
+    Together,
+    Usage,
+    answer_kind,
+)
 from holdfast.store.shared import lender_of, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 T = TypeVar("T")
+
+_LONGEST: Final = 300
+"""characters of a call's arguments in messages"""
 
 VerdictKey = tuple[str, int | None, str]
 """The key of a verdict on an output: `Grade.by`, `Grade.turn` and `Grade.judged`."""
@@ -255,3 +272,96 @@ def _damaged(line: LineRef, reason: str) -> Fault:
         f"{line.path}: {reason} at byte {line.offset}",
         remedy=f"Set it aside with `holdfast repair {run_of(line.path)}`; the same command then does its work again.",
     )
+
+
+def read_steps(lines: Iterable[LineRef]) -> list[Step]:
+    """Read the valid recorded calls of a conversation, in the order in which they were made.
+
+    If several workers ran the conversation, its lines may be passed in another order, file by file.
+    """
+    return _in_effect(_in_order(lines))
+
+
+def _in_order(lines: Iterable[LineRef]) -> list[Step]:
+    by_file: dict[Path, list[Step]] = {}
+    for line in lines:
+        by_file.setdefault(line.path, []).append(decode_line(Step, line))
+    return list(merge(*by_file.values(), key=lambda step: step.time))
+
+
+def _in_effect(recorded: Iterable[Step]) -> list[Step]:
+    """Leave out calls that a decision took back."""
+    steps: list[Step] = []
+    for step in recorded:
+        if step.kind == "restart":
+            steps.clear()
+        elif step.kind == "settle":  # the call is to be made again: forget that it was about to be made
+            steps = [each for each in steps if each.kind != "intent" or _call_of(each) != _call_of(step)]
+        else:
+            steps.append(step)
+    return steps
+
+
+def _call_of(step: Step) -> tuple[int, str, int]:
+    return step.turn, step.request, step.nth
+
+
+def is_decision(step: Step) -> bool:
+    """Return True for a record of what became of calls that were cut off."""
+    return step.kind in ("settle", "restart") or (step.kind == "tool" and bool(step.response.get("settled")))
+
+
+def cut_off_calls(steps: Iterable[Step]) -> list[Step]:
+    """Return the intents of calls without a result, in turns that have not ended: they may or may not have happened."""
+    recorded = list(steps)
+    results = {_call_of(step) for step in recorded if step.kind == "tool"}
+    ended = {step.turn for step in recorded if step.kind == "turn"}
+    return [
+        step for step in recorded if step.kind == "intent" and step.turn not in ended and _call_of(step) not in results
+    ]
+
+
+def why_uncertain(cut_off: Iterable[Step], intents: Iterable[Step]) -> str:
+    """Describe the calls that leave a trial uncertain; empty if their tools' settings decide.
+
+    `cut_off` are the intents of calls that were cut off, and `intents` all intents of the trial.
+    """
+    undecided = [step for step in cut_off if _on_cut_off(step) != "error_result"]
+    return "" if all(_on_cut_off(step) == "restart" for step in intents) else describe_cut_off(undecided)
+
+
+def describe_cut_off(calls: Iterable[Step]) -> str:
+    """Describe the calls that were cut off; empty if there are none."""
+    names = [describe_call(step) for step in calls]
+    were = "was" if len(names) == 1 else "were"
+    return f"{'; '.join(names)} {were} cut off, and may or may not have happened" if names else ""
+
+
+def _on_cut_off(intent: Step) -> OnCutOff:
+    return msgspec.convert(intent.response, CallIntent).on_cut_off
+
+
+def explain_uncertain(lines: Iterable[LineRef], failed_at: float | None) -> tuple[str, bool]:
+    """Return why a trial is uncertain, and True if it stopped for that reason at `failed_at` and was not settled."""
+    recorded = _in_order(lines)
+    steps = _in_effect(recorded)
+    try:
+        why = why_uncertain(cut_off_calls(steps), [step for step in steps if step.kind == "intent"])
+    except msgspec.ValidationError:
+        why = "a recorded call cannot be read, and may or may not have happened"
+    stopped = failed_at is not None and not any(is_decision(step) and step.time >= failed_at for step in recorded)
+    return why, stopped
+
+
+def call_id(key: str, turn: int, request: str, nth: int) -> str:
+    """Return the id of a tool call of a trial: the same in every process, attempt and copy of the run."""
+    return digest([key, turn, request, nth]).removeprefix("sha256:")
+
+
+def describe_call(step: Step) -> str:
+    """Return a recorded tool call or intent for people, with its id: `order({"item":"desk"}) (call 3f2a9c1e0b12)`."""
+    arguments = msgspec.json.encode(step.response.get("arguments")).decode()
+    if len(arguments) > _LONGEST:
+        arguments = arguments[:_LONGEST] + "…"
+    identity = call_id(step.key, step.turn, step.request, step.nth)
+    return f"{step.response['tool']}({arguments}) (call {identity[:12]})"

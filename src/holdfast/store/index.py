@@ -31,8 +31,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.errors import Fault
-from holdfast.store.answers import KIND_CODES, KINDS
-from holdfast.store.damage import Damage
 from holdfast.store.files import UNREADABLE, check_regular
 from holdfast.store.heads import (
     ErrorHead,
@@ -44,12 +42,23 @@ from holdfast.store.heads import (
     VerdictKey,
     VerdictRef,
     decoder,
+    explain_uncertain,
     moments,
 )
-from holdfast.store.lines import LineRef, is_sound, read_blocks
-from holdfast.store.records import ErrorRecord, Grade, GradeStatus, Output, Step, Together, Usage
+from holdfast.store.lines import Damage, LineRef, is_sound, read_blocks
+from holdfast.store.records import (
+    KIND_CODES,
+    KINDS,
+    ErrorRecord,
+    Grade,
+    GradeStatus,
+    Output,
+    Spent,
+    Step,
+    Together,
+    Usage,
+)
 from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
-from holdfast.store.spent import Spent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -717,9 +726,21 @@ class RunIndex:
         """Return the keys of trials that have recorded calls and no output."""
         return self._without_output("SELECT DISTINCT key FROM {}.steps")
 
-    def intents(self) -> set[str]:
-        """Return the keys of trials without an output that have calls which must not be made twice."""
-        return set(self._without_output("SELECT DISTINCT key FROM {}.steps WHERE intent"))
+    def uncertain_trials(self, *, running: bool = False) -> dict[str, str]:
+        """Return the trials that wait for a person, by key, each with the calls that may have happened.
+
+        A call without a result was cut off, also if a kill left no time to record an error. If the run is `running`,
+        such a call may be in flight, so that only errors count. The text is empty if only an error on record says what
+        happened.
+        """
+        uncertain = {}
+        for key in {*self._without_output("SELECT DISTINCT key FROM {}.steps WHERE intent"), *self.uncertain}:
+            if self.output(key) is None:
+                failed_at = self.failed_at[key] if key in self.uncertain else None
+                why, stopped = explain_uncertain(self.steps(key), failed_at)
+                if stopped or (why and not running):
+                    uncertain[key] = why
+        return uncertain
 
     def _without_output(self, select: str) -> list[str]:
         if not self.rows["steps"]:

@@ -37,8 +37,8 @@ from holdfast.errors import Fault
 from holdfast.store.files import UNREADABLE, open_binary, read_file, replacing, sync_directory
 from holdfast.store.index import JOURNALS, TABLES, Extent, RunIndex, make_searchable, make_tables
 from holdfast.store.lines import LineRef, is_sound, seal
+from holdfast.store.records import Spent
 from holdfast.store.shared import journal_size
-from holdfast.store.spent import Spent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,7 +3,8 @@
     {"key":"…","sample":"a",…,"sum":"9a1b3c5d7e9f0a2b"}
 
 The checksum covers every byte of the line up to, not including, `,"sum":`. A line counts only if it ends in a
-newline and its checksum matches, so a torn or corrupt line is ignored and its trial is run again.
+newline and its checksum matches, so a torn or corrupt line is ignored and its trial is run again. The process that
+holds the lease moves such bytes out of the journal.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from msgspec import Raw
 from msgspec.json import decode, encode
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.store.files import LONGEST_LINE, open_binary, open_file, read_lines, too_long
-from holdfast.store.shared import end_of
+from holdfast.store.files import LONGEST_LINE, make_directory, open_binary, open_file, read_lines, replacing, too_long
+from holdfast.store.shared import end_of, lender_of, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _TAIL = len(b',"sum":"0123456789abcdef"}')
@@ -251,3 +252,66 @@ def _raw(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
                 return
             yield offset, raw
             offset += len(raw)
+
+
+class Damage(NamedTuple):
+    """Bytes of a journal file that are not a sound line."""
+
+    path: Path
+    offset: int
+    length: int
+    torn: bool
+    """an unfinished last line, left by a process that was killed while writing"""
+
+    @property
+    def what(self) -> str:
+        """Human-readable description."""
+        return "an unfinished last line" if self.torn else "a damaged line"
+
+    @property
+    def lender(self) -> str | None:
+        """The run that owns the file, if it is shared."""
+        return lender_of(self.path)
+
+    def __str__(self) -> str:
+        if self.lender is not None:
+            return f"{self.lender}: {self.what} at byte {self.offset} of its journal; its work counts as not done here"
+        return f"{self.path.name}: {self.what} at byte {self.offset} was set aside; its work counts as not done"
+
+
+def cut_damage(damage: Iterable[Damage], aside: Path) -> None:
+    """Move damaged bytes of a run's own journals into a folder. The caller is their only writer."""
+    by_file: dict[Path, list[Damage]] = {}
+    for spot in damage:
+        by_file.setdefault(spot.path, []).append(spot)
+    for path, spots in by_file.items():
+        _cut_out(path, spots, aside)
+
+
+def _cut_out(path: Path, damage: list[Damage], aside: Path) -> None:
+    make_directory(aside)
+    unseal(path)
+    with os.fdopen(open_file(path, os.O_RDWR), "r+b") as file:
+        with (aside / path.name).open("ab") as backup:
+            for spot in damage:
+                file.seek(spot.offset)
+                _copy(file.read, backup.write, spot.length - 1)
+                backup.write(file.read(1).rstrip(b"\n") + b"\n")
+            backup.flush()
+            os.fsync(backup.fileno())
+        if all(spot.torn for spot in damage):
+            file.truncate(damage[0].offset)
+            os.fsync(file.fileno())
+            return
+        with replacing(path) as repaired:
+            position = 0
+            for start, length in [(spot.offset, spot.length) for spot in damage] + [(path.stat().st_size, 0)]:
+                file.seek(position)
+                _copy(file.read, repaired.write, start - position)
+                position = start + length
+
+
+def _copy(read: Callable[[int], bytes], write: Callable[[bytes], int], length: int) -> None:
+    while length > 0 and (chunk := read(min(length, 1 << 20))):
+        write(chunk)
+        length -= len(chunk)

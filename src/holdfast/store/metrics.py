@@ -7,11 +7,53 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from holdfast.store.answers import AnswerClass, Answers  # noqa: TC001 - msgspec reads them
-from holdfast.store.records import SCHEMA_VERSION, GradeStatus, Usage
+from holdfast.store.records import ANSWER_CLASSES, SCHEMA_VERSION, AnswerClass, GradeStatus, Usage, class_of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+
+class Answers(Struct, frozen=True, kw_only=True):
+    """Number of trials by the class of their answer. The counts add up to the number of trials."""
+
+    whole: int = 0
+    """the target ended its answer itself"""
+    cut: int = 0
+    """the token limit, the context window or `max_steps` ended it"""
+    filtered: int = 0
+    """the provider's filter removed it, or a part of it"""
+    refused: int = 0
+    """the model refused to answer, and the API says so"""
+    empty: int = 0
+    """the answer ended normally and has no content"""
+    paused: int = 0
+    """the provider paused the answer and did not continue it"""
+    limited: int = 0
+    """a limit of the trial ended it: time, tokens, cost or calls"""
+    exited: int = 0
+    """the target's program ended with an exit code other than 0"""
+    errors: int = 0
+    """trials without an output"""
+    pending: int = 0
+    """trials that were not attempted yet, or are uncertain; only while a run is not finished"""
+
+    @property
+    def outputs(self) -> int:
+        """Number of answers."""
+        return self.total - self.errors - self.pending
+
+    @property
+    def total(self) -> int:
+        """Number of trials."""
+        return sum(getattr(self, name) for name in self.__struct_fields__)
+
+
+def count_answers(kinds: Mapping[str, int], *, errors: int, pending: int = 0) -> Answers:
+    """Sum counts of kinds by class."""
+    counts = dict.fromkeys(ANSWER_CLASSES, 0)
+    for kind, count in kinds.items():
+        counts[class_of_kind(kind)] += count
+    return Answers(**counts, errors=errors, pending=pending)
 
 
 class Rule(NamedTuple):

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from math import floor
-from typing import Any, Final, Literal, TypeVar
+from array import array
+from math import floor, fsum
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
-from msgspec import UNSET, Struct, UnsetType
-from msgspec.json import Encoder, encode
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.json import Encoder
+from msgspec.structs import replace
 
-from holdfast.canonical import digest
-from holdfast.store.answers import AnswerClass  # noqa: TC001 - msgspec reads it
 from holdfast.store.lines import seal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SCHEMA_VERSION = "1.0"
 """Version of the run directory's files, MAJOR.MINOR, written into each `.json` of it."""
+
+AnswerClass = Literal["whole", "cut", "filtered", "refused", "empty", "paused", "limited", "exited"]
+"""How an answer ended; every trial has one class. An answer is whole unless its `stop` says that it ended early, or
+there is nothing in it. Graders look at all answers alike, so a report says how many of them were not whole: a token
+limit that is too low looks like a bad model."""
+ANSWER_CLASSES: Final[tuple[AnswerClass, ...]] = get_args(AnswerClass)
+
+_KINDS: Final[dict[str, tuple[AnswerClass, str]]] = {
+    **{name: (name, name) for name in ANSWER_CLASSES},
+    "length": ("cut", "cut at the token limit"),
+    "context_window": ("cut", "cut at the end of the context window"),
+    "max_steps": ("cut", "cut after `max_steps` model calls"),
+    "content_filter": ("filtered", "filtered"),
+    "refusal": ("refused", "refused"),
+    "pause": ("paused", "paused"),
+    "limited": ("limited", "ended by a limit"),
+    "time_limit": ("limited", "ended at the time limit"),
+    "token_limit": ("limited", "ended at the limit of tokens"),
+    "cost_limit": ("limited", "ended at the limit of cost"),
+    "call_limit": ("limited", "ended at the limit of calls"),
+    "exited": ("exited", "ended by a program's exit code"),
+}
+"""classes, and more specific values of `stop`, each with its class and words for a count of answers"""
+KINDS: Final = tuple(_KINDS)
+"""kinds of answers; the index holds an answer's kind as its number in this list"""
+KIND_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+EXIT: Final = "exit:"
+"""begins the `stop` of a program that ended with an exit code other than 0, which follows"""
 
 GradeStatus = Literal["passed", "failed", "error", "skipped", "not_reached"]
 
@@ -26,8 +57,38 @@ Number = TypeVar("Number", int, float)
 MOST_TOKENS: Final = 10**12
 """maximum number of tokens, or of dollars; a larger number is a mistake"""
 
-_LONGEST: Final = 300
-"""characters of a call's arguments in messages"""
+_FEWEST_PERIODS: Final = 1 << 14
+"""periods of work that are kept before they are merged"""
+
+
+def classify_answer(stop: str, *, empty: bool) -> AnswerClass:
+    """Return the class of an answer by its `stop`; `empty`: the answer has no text, tool call or file."""
+    if stop in _KINDS:
+        return _KINDS[stop][0]
+    if stop.startswith(EXIT):
+        return "exited"
+    return "empty" if empty else "whole"
+
+
+def answer_kind(answer: AnswerClass, stop: str) -> str:
+    """Return the kind of an answer: its `stop` if that explains the class, else the class."""
+    return stop if stop in _KINDS and _KINDS[stop][0] == answer else answer
+
+
+def class_of_kind(kind: str) -> AnswerClass:
+    """Return the class that a kind of answers belongs to."""
+    return _KINDS[kind][0]
+
+
+def describe_answers(kinds: Mapping[str, int]) -> str | None:
+    """Describe how many answers are not whole, and why, from counts of kinds; None if all are."""
+    others = {kind: count for kind, count in kinds.items() if kind != "whole" and count}
+    if not others:
+        return None
+    total, count = sum(kinds.values()), sum(others.values())
+    ordered = sorted(others, key=lambda kind: ANSWER_CLASSES.index(class_of_kind(kind)))
+    parts = [f"{others[kind]:,} {_KINDS[kind][1]}" for kind in ordered]
+    return f"{count:,} of {total:,} answers {'is' if count == 1 else 'are'} not whole: {', '.join(parts)}"
 
 
 def apply_threshold(threshold: float | None, status: GradeStatus, score: float | None) -> GradeStatus:
@@ -116,6 +177,73 @@ class Timing(Struct, frozen=True):
     """seconds until the first token, if the reply was streamed"""
 
 
+class Spent(Struct):
+    """Usage of a run: outputs, judges, failed attempts, and calls of conversations that have no output yet."""
+
+    tokens: int = 0
+    requests: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    """number of trials and grades without a known price"""
+    unmetered: int = 0
+    """number of trials and grades that do not report their tokens"""
+    _starts: array[float] = field(default_factory=lambda: array("d"))
+    _ends: array[float] = field(default_factory=lambda: array("d"))
+    """periods of work; overlapping ones are merged from time to time"""
+    _merge_at: int = _FEWEST_PERIODS
+
+    def add(self, usage: Usage) -> None:
+        """Add the usage of a trial, a grade or a call."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            self.unmetered += 1
+        self.tokens += (usage.input_tokens or 0) + (usage.output_tokens or 0)
+        self.requests += usage.requests
+        if usage.cost is None:
+            self.unpriced += 1
+        else:
+            self.cost += usage.cost
+
+    def add_time(self, started: float, ended: float) -> None:
+        """Add a period of work; periods may overlap and come in any order."""
+        self._starts.append(started)
+        self._ends.append(ended)
+        if len(self._starts) >= self._merge_at:
+            self.periods()
+
+    def add_grade(self, usage: Usage | None, time: float, seconds: float) -> None:
+        """Add a grade: the usage of its judge, and its time if noticeable."""
+        if usage is not None:
+            self.add(usage)
+        if seconds >= 0.001:
+            self.add_time(time - seconds, time)
+
+    def become(self, other: Spent) -> None:
+        """Take over the numbers of another object, which was read from the journals."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(other, name))
+
+    def copy(self) -> Spent:
+        """Return an independent copy."""
+        return replace(self, _starts=self._starts[:], _ends=self._ends[:])
+
+    @property
+    def seconds(self) -> float:
+        """Wall time with work in flight, without the pauses between processes."""
+        return fsum(ended - started for started, ended in self.periods())
+
+    def periods(self) -> list[tuple[float, float]]:
+        """Return the periods with work in flight, in order and without overlaps. There are few, however long a run."""
+        merged: list[tuple[float, float]] = []
+        for started, ended in sorted(zip(self._starts, self._ends, strict=True)):
+            if merged and started <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(merged[-1][1], ended)
+            elif ended > started:
+                merged.append((started, ended))
+        self._starts, self._ends = (array("d", [period[side] for period in merged]) for side in (0, 1))
+        self._merge_at = max(_FEWEST_PERIODS, 2 * len(merged))
+        return merged
+
+
 class PartialFiles(Struct, frozen=True):
     """The files of a workspace that were not kept, because it was too large."""
 
@@ -185,20 +313,6 @@ class CallIntent(Struct, frozen=True):
     """as in `ToolResponse`, whatever the replay policy; UNSET for `target.tools`, whose results are texts"""
     on_cut_off: OnCutOff = "stop"
     """what happens if the call has no result, as the eval said when the call began"""
-
-
-def call_id(key: str, turn: int, request: str, nth: int) -> str:
-    """Return the id of a tool call of a trial: the same in every process, attempt and copy of the run."""
-    return digest([key, turn, request, nth]).removeprefix("sha256:")
-
-
-def describe_call(step: Step) -> str:
-    """Return a recorded tool call or intent for people, with its id: `order({"item":"desk"}) (call 3f2a9c1e0b12)`."""
-    arguments = encode(step.response.get("arguments")).decode()
-    if len(arguments) > _LONGEST:
-        arguments = arguments[:_LONGEST] + "…"
-    identity = call_id(step.key, step.turn, step.request, step.nth)
-    return f"{step.response['tool']}({arguments}) (call {identity[:12]})"
 
 
 class ProxiedResponse(Struct, frozen=True):

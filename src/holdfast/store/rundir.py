@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
 
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
-from holdfast.store.damage import cut_damage
 from holdfast.store.files import (
     LARGEST,
     LONGEST_LINE,
@@ -29,7 +29,7 @@ from holdfast.store.files import (
 from holdfast.store.home import home_directory
 from holdfast.store.index import RunIndex, StaleIndexError
 from holdfast.store.index_files import INDEX, open_index, refresh_index
-from holdfast.store.manifest import Manifest, decode_manifest
+from holdfast.store.lines import cut_damage
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
@@ -56,8 +56,131 @@ def bytes_to_publish() -> int:
     raise UsageError(f"HOLDFAST_INDEX_BYTES is {text!r}; expected a number of bytes")
 
 
-class _Version(msgspec.Struct):
-    schema_version: Any = msgspec.field(name="schemaVersion", default=None)
+class Fingerprints(Struct, frozen=True, kw_only=True):
+    """Digests of everything that defines a run."""
+
+    dataset: str
+    conversation: str
+    target: str
+    graders: dict[str, str] = {}
+    trials: int = 1
+    checkpoints: list[list[int | bool]] | UnsetType = UNSET
+    """turn of each checkpoint, and whether its failure ends the conversation"""
+    inputs: str | UnsetType = UNSET
+    """digest of files that code reads, if an earlier run of the same eval read other contents"""
+    drift: str | UnsetType = UNSET
+    """digest of the target's code, if outputs were kept although it had changed"""
+    work: str
+    """digest of conversation and target: the part of a generation key that all samples share"""
+
+
+class _Target(Struct):
+    """The fields of a target's identity that are read by name."""
+
+    kind: str
+    source: dict[str, str] = {}
+    files: dict[str, str] = {}
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """The fingerprinted values, from which a plan explains what changed."""
+
+    conversation: dict[str, Any]
+    target: dict[str, Any]
+    """`kind`, and the other values that define a target of that kind"""
+    graders: dict[str, dict[str, Any]]
+    trials: int = 1
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.target, _Target)
+
+
+class DatasetInfo(Struct, frozen=True, kw_only=True):
+    """The dataset as it was read when the run began."""
+
+    source: list[str] = []
+    digest: str = ""
+    count: int
+    """samples"""
+    revision: str | None = None
+    """commit of a Hugging Face dataset"""
+
+
+class Drift(Struct, frozen=True, kw_only=True):
+    """A change of the target's code despite which outputs were kept."""
+
+    lender: str = field(name="from")
+    """the run whose outputs were kept"""
+    old: dict[str, str] = field(name="was")
+    """files and their digests"""
+    new: dict[str, str] = field(name="is")
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """The definition of a run. Written first, once, and never changed."""
+
+    schema_version: str = field(name="schemaVersion", default=SCHEMA_VERSION)
+    """version of the file, MAJOR.MINOR"""
+    id: str
+    """id of the run: the eight digits of its directory"""
+    name: str
+    """name of the eval"""
+    target: str
+    """name of the target"""
+    created: str
+    """when the run began, in UTC"""
+    holdfast: str
+    """version of Holdfast"""
+    python: str
+    """version of Python"""
+    platform: str
+    """operating system and machine"""
+    fingerprints: Fingerprints
+    """digests of everything that defines the run: `dataset`, `conversation`, `target`, each of `graders`, `trials`"""
+    identity: Identity
+    """the fingerprinted values, from which a plan explains what changed"""
+    fresh: bool = False
+    """true if the run was begun with `--fresh` and takes nothing from other runs"""
+    drift: Drift | None = None
+    """only if outputs were kept although the target's code had changed: the run that they are `from`, and the digests
+    of the files as it `was` and `is`; else null"""
+    dataset: DatasetInfo
+    """`source`, `digest` and `count` of the dataset, and `revision`, the commit of a Hugging Face dataset"""
+    trials: int
+    """number of trials per sample"""
+    eval_file: str | None
+    """path of the eval file; null for an eval from Python"""
+    folder: str
+    """folder of the eval file, which its paths are relative to"""
+    eval: dict[str, Any]
+    """the eval as it was read, without secrets"""
+
+
+class RunPolicy(Struct, frozen=True, kw_only=True):
+    """The policy of a run. Each field is named like its option of `holdfast eval`."""
+
+    fresh: bool = False
+    """archive the earlier run and start from scratch"""
+    retry_failed: bool = False
+    """retry the errors of a run that was finished with them"""
+    accept_errors: bool = False
+    """finish even if some trials have errors, which lower the coverage and not the scores"""
+    accept_drift: bool = False
+    """keep outputs even if the target's code has changed"""
+    skip_graders: bool = False
+    log_samples: bool = False
+    """write the transcripts to samples.jsonl when the run is over"""
+    output_path: str | None = None
+    """a folder for the results and transcripts when the run is over"""
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The fields of the policy by name, to make another struct with the same policy."""
+        return {name: getattr(self, name) for name in RunPolicy.__struct_fields__}
+
+
+class _Version(Struct):
+    schema_version: Any = field(name="schemaVersion", default=None)
 
 
 class RunDir:
@@ -123,12 +246,14 @@ class RunDir:
         index = self._read_all(repair=repair) if verify else self._open_index(repair=repair)
         if not repair or not index.damage:
             return index
-        damage = index.damage
-        if any(not spot.torn for spot in damage):
-            shutil.rmtree(self.path / INDEX, ignore_errors=True)  # before lines move
-        if cut_damage(index, self.aside):
+        own = [spot for spot in index.damage if spot.lender is None]
+        if any(not spot.torn for spot in index.damage):
+            # Before lines move. It may also have places of lines that are damaged now, in a lender's journals, too.
+            shutil.rmtree(self.path / INDEX, ignore_errors=True)
+        cut_damage(own, self.aside)
+        if any(not spot.torn for spot in own):
             index = self._read_all(repair=True)
-            index.damage = [*damage, *index.damage]
+            index.damage = [*own, *index.damage]  # damage in a shared journal is noticed again
         return index
 
     def refresh(self, index: RunIndex) -> RunIndex:
@@ -201,7 +326,7 @@ class RunDir:
             if version is not None:
                 parse_version(version)
                 self._check(self.manifest, version)
-            manifest = decode_manifest(data)
+            manifest = msgspec.json.decode(data, type=Manifest)
         except (*UNREADABLE, ValueError, AttributeError) as error:
             raise ManifestError(
                 f"{self.manifest}: not a manifest ({error})",
@@ -314,6 +439,10 @@ class RunDir:
             with suppress(FileNotFoundError):
                 path.unlink()
         sync_directory(self.path)
+
+    def end_rounds(self) -> None:
+        """Delete how workers divided the trials of a run that is finished. Needs the run's lease."""
+        shutil.rmtree(self.claims, ignore_errors=True)
 
     def forget_if_never_begun(self) -> bool:
         """Remove a run that holds nothing but its manifest and its log. Needs the run's lease."""

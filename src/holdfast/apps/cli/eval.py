@@ -24,7 +24,7 @@ from holdfast.apps.cli.flags import (
 )
 from holdfast.errors import UsageError
 from holdfast.spec.plugins import load_reference
-from holdfast.store.claims import RunPolicy
+from holdfast.store.rundir import RunPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 _EXPORTERS: Final = "holdfast.spec.eval_schema:EXPORTERS"
 """the registry of exporters, whose schemas are imported only if an exporter is named"""

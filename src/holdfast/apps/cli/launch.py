@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError, Exit, UsageError
 from holdfast.spec.document import read_document
 from holdfast.spec.formats import is_eval, is_suite
 from holdfast.spec.suite import Suite, read_suite
-from holdfast.store.claims import RunPolicy
+from holdfast.store.rundir import RunPolicy
 
 if TYPE_CHECKING:
     from holdfast.apps.cli.eval import EvalFlags

@@ -46,7 +46,7 @@ from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.plan.identity import RunIdentity
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 
 @click.command("resume")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.report.outcome import Outcome
     from holdfast.spec.document import Document
     from holdfast.spec.eval import Eval
-    from holdfast.store.claims import RunPolicy
+    from holdfast.store.rundir import RunPolicy
 
 _ELSEWHERE: Final = {
     "suite": "holdfast.apps.cli.suite:suite_command",

@@ -20,7 +20,6 @@ from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.plugins.batches.collecting import batch_lines, collect_batches
 from holdfast.plugins.batches.ledger import waiting_batches
 from holdfast.report.exports import unfinished_exports
-from holdfast.store.calls import uncertain_trials
 from holdfast.store.catalog import summarize_run
 from holdfast.store.run_lock import holders
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.apps.cluster.watch.status import JobPicture, Picture, TaskPicture
     from holdfast.plugins.batches.collecting import Collected
-    from holdfast.store.manifest import Manifest
-    from holdfast.store.rundir import RunDir
+    from holdfast.store.rundir import Manifest, RunDir
 
 _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
@@ -222,7 +220,7 @@ def look_at_run(path: Path) -> RunPicture:
     errors = 0
     if listed.status in ("running", "unfinished"):
         index = rundir.load(repair=False)
-        uncertain = uncertain_trials(index, running=listed.status == "running")
+        uncertain = index.uncertain_trials(running=listed.status == "running")
         errors = sum(key not in uncertain and index.output(key) is None for key in index.attempts)
     return RunPicture(
         id=listed.id,

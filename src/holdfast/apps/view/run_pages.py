@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.apps.view.site import Site
     from holdfast.report.run_view import Pending, RunView
     from holdfast.report.timeline import TimelineTurn
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 _WHOLE: Final = 500
 """messages that a page shows at most"""

@@ -24,10 +24,9 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.pages.environment import compile_templates, render
 from holdfast.report.run_view import RunView
 from holdfast.store.catalog import find_runs
-from holdfast.store.manifest import Manifest
 from holdfast.store.metrics import GateOutcome, GraderMetrics, Metrics, Results, ValueMetrics
 from holdfast.store.records import Grade, Output, Step
-from holdfast.store.rundir import ARCHIVE
+from holdfast.store.rundir import ARCHIVE, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

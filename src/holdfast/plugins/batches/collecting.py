@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from holdfast.spec.eval import Eval
-    from holdfast.store.manifest import Manifest
-    from holdfast.store.rundir import RunDir
+    from holdfast.store.rundir import Manifest, RunDir
 
 
 class Collected(NamedTuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast import Metrics, RunView
-    from holdfast.store.manifest import Manifest
+    from holdfast.store.rundir import Manifest
 
 
 class TrackerExport(ExportBlock):

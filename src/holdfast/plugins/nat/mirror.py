@@ -19,9 +19,8 @@ from holdfast.graders.build import grader_places
 from holdfast.plugins.nat.export import NatFolder, RowForm, write_nat
 from holdfast.plugins.nat.schema import NatOutput
 from holdfast.report.exports import LiveExporter
-from holdfast.store.calls import read_steps
 from holdfast.store.files import make_directory, replacing
-from holdfast.store.heads import OutputHead, decode_head, read_output
+from holdfast.store.heads import OutputHead, decode_head, read_output, read_steps
 from holdfast.store.lines import LineRef, scan
 
 if TYPE_CHECKING:

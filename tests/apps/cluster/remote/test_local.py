@@ -1,6 +1,6 @@
 """Jobs on this machine are processes, found again by id and start, with `/proc` and without it.
 
-The lack of `/proc` on macOS is simulated by hiding the folder from `store.processes`; the `ps` it asks instead is real.
+The lack of `/proc` on macOS is simulated by hiding the folder from `store.lease`; the `ps` it asks instead is real.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.apps.cluster.remote.invocation import read_task
 from holdfast.apps.cluster.remote.ledger import Ledger
 from holdfast.apps.cluster.remote.local import LocalExecutor
 from holdfast.apps.cluster.remote.transport import Here
-from holdfast.store import processes
+from holdfast.store import lease as leases
 from tests.support.invocations import launched
 from tests.support.running import wait_for
 
@@ -29,7 +29,7 @@ def test_a_job_on_this_machine_is_alive_until_it_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: bool
 ) -> None:
     if not proc:
-        monkeypatch.setattr(processes, "_PROC", tmp_path / "no-proc")
+        monkeypatch.setattr(leases, "_PROC", tmp_path / "no-proc")
     invocation = launched(Here(pauses=()), tmp_path, executor="local")
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec sleep 600\n")

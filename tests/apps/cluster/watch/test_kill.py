@@ -21,8 +21,7 @@ from holdfast.apps.cluster.watch.cleanup import kill
 from holdfast.apps.cluster.watch.find import Subject
 from holdfast.apps.cluster.watch.status import look
 from holdfast.errors import Unreachable, UsageError
-from holdfast.store.lease import Holder
-from holdfast.store.processes import start_token, this_system
+from holdfast.store.lease import Holder, start_token, this_system
 from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running

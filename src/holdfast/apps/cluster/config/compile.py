@@ -58,7 +58,7 @@ from holdfast.spec.formats import is_eval
 from holdfast.spec.load import parse_override
 from holdfast.spec.schema import Block, Findings, validate_block
 from holdfast.spec.suite import Suite, find_evals
-from holdfast.store.claims import RunPolicy
+from holdfast.store.rundir import RunPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.store.claims import RunPolicy
+from holdfast.store.rundir import RunPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path

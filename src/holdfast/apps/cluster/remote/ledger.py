@@ -31,8 +31,8 @@ import msgspec
 from holdfast.apps.cluster.remote.slurm import SUBMIT_SECONDS, Submission
 from holdfast.canonical import digest_bytes
 from holdfast.errors import ClusterError, HoldfastError
+from holdfast.store.lease import is_running, start_token
 from holdfast.store.lines import is_sound, seal
-from holdfast.store.processes import is_running, start_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from holdfast.apps.cluster.remote.executor import Executor, job_command
 from holdfast.apps.cluster.remote.ledger import INTENT, Job, Ledger, Submitted, new_intent
 from holdfast.apps.cluster.remote.slurm import JobName, JobState
 from holdfast.errors import Unreachable
-from holdfast.store.processes import is_running, start_token
+from holdfast.store.lease import is_running, start_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.store.home_db import HomeDb
+from holdfast.store.home import HomeDb
 from tests.support.running import ROOT, environment
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ os._exit(0)
 
 WRITER = """
 import sys
-from holdfast.store.home_db import HomeDb
+from holdfast.store.home import HomeDb
 for number in range(40):
     with HomeDb() as home:
         home.put("test " + sys.argv[1], {b"%d" % number: bytes(20_000)}, most=9)
