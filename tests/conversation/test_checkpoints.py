@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import evaluate
 from holdfast.engine.retry import Deadline
-from tests.support.breaking import assert_same_numbers, kept
+from tests.support.breaking import kept
 from tests.support.lab import Lab
 from tests.support.running import Server, lines, metrics, module_server, server
 from tests.support.specs import command, write_spec
@@ -116,12 +116,6 @@ def test_the_table_shows_how_many_passed_and_were_not_reached_turn_by_turn(lab: 
     assert rows["checkpoint@3/so"] == ["1", "1", "1"]
 
 
-def test_a_finished_run_with_a_stopped_conversation_has_nothing_left_to_do(lab: Lab) -> None:
-    lab.eval()
-    again = lab.eval()
-    assert again.work == (0, {}) and "already finished" in again.out
-
-
 def test_a_failed_checkpoint_that_continues_fails_the_trial_despite_a_passing_end(lab: Lab) -> None:
     lab.spec["checkpoints"][0]["on_failure"] = "continue"
     done = lab.eval()
@@ -184,14 +178,6 @@ def test_skipped_checkpoints_stop_nothing_and_are_graded_later_on_the_stored_tur
         "so": 3,
         "correct": None,
     }
-
-
-def test_checkpoints_graded_later_give_the_numbers_of_checkpoints_graded_on_the_way(lab: Lab) -> None:
-    lab.spec["checkpoints"][0]["on_failure"] = "continue"
-    on_the_way = lab.eval("--runs-dir", "on-the-way").run
-    run = lab.eval("--skip-graders").run
-    lab.do("grade", run)
-    assert_same_numbers(run, on_the_way)
 
 
 def test_a_checkpoint_sees_the_same_reply_later_as_on_the_way(lab: Lab) -> None:

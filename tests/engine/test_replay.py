@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from tests.support.breaking import (
     nothing_left,  # noqa: F401 - a fixture
 )
 from tests.support.lab import Lab, remove
-from tests.support.running import Server, lines, module_server, run_dir, start, wait_for
+from tests.support.running import Server, lines, module_server, run_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,39 +117,6 @@ def test_turns_with_tools_killed_at_every_step_equal_an_uninterrupted_run(tmp_pa
     assert_same_numbers(run, calm)
     assert recorded(run) == recorded(calm) and set(recorded(run).values()) == {1}
     assert json.loads((run / "results.json").read_text())["trials"][0]["status"] == "passed"
-
-
-@pytest.mark.faults
-def test_killed_conversations_with_tools_repeat_only_calls_in_flight(tmp_path: Path, provider: Server) -> None:
-    calm_lab = talk(tmp_path / "calm", provider, "abc")
-    calm = calm_lab.eval().run
-    provider.reset()
-    provider.control(latency=0.01)
-    lab = talk(tmp_path / "killed", provider, "abc")
-    lab.write()
-    chance = random.Random(7)
-    killed_at_work = 0
-    try:
-        for _ in range(6):
-            before = provider.requests
-            process = start("eval", lab.eval_file.name, cwd=lab.folder)
-            goal = before + chance.randrange(1, 9)
-            wait_for(lambda p=process, n=goal: provider.requests >= n or p.poll() is not None, "requests of this life")
-            process.kill()
-            process.communicate()
-            killed_at_work += process.returncode < 0 and provider.requests > before
-        done = lab.do("eval", lab.eval_file.name)
-    finally:
-        provider.control(latency=0)
-    assert killed_at_work >= 4, "most lives must end in the middle for this to prove anything"
-    asked, in_flight = provider.stats()["asked"], killed_at_work * 3
-    assert set(asked) == prompts_of("a") | prompts_of("b") | prompts_of("c")
-    assert sum(asked.values()) <= 3 * 3 * TURNS + in_flight
-    assert set(tool_calls(lab)) == set(tool_calls(calm_lab))
-    assert sum(tool_calls(lab).values()) <= 3 * 2 * TURNS + in_flight
-    assert transcripts(done.run) == transcripts(calm)
-    assert_same_numbers(done.run, calm)
-    assert recorded(done.run) == recorded(calm)
 
 
 # Python agents
@@ -444,37 +410,6 @@ def test_restarted_trials_do_not_count_as_failures_of_the_target(lab: Lab) -> No
 
 
 @pytest.mark.faults
-def test_a_trial_killed_between_tools_never_repeats_one_with_side_effects(lab: Lab, provider: Server) -> None:
-    orders(lab)
-    lab.spec["limits"] = {"concurrency": 1}
-    many = many_lives_without_cutting_tools(lab)
-    assert many >= 3
-    assert set(tool_calls(lab).values()) == {1}
-
-
-def many_lives_without_cutting_tools(lab: Lab) -> int:
-    """Kill it each time that the server has answered once and is asked again: no tool is running then."""
-    lab.write()
-    kills = 0
-    lab.provider.control(latency=1.0)
-    try:
-        while True:
-            before = lab.provider.requests
-            process = start("eval", lab.eval_file.name, cwd=lab.folder)
-            wait_for(lambda p=process, n=before: lab.provider.requests > n + 1 or p.poll() is not None, "two requests")
-            if process.poll() is None and kills < 6:
-                process.kill()
-            else:
-                lab.provider.control(latency=0)
-            process.communicate()
-            if process.returncode == 0:
-                return kills
-            kills += 1
-    finally:
-        lab.provider.control(latency=0)
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_records_before_a_restart_never_count_again(lab: Lab, provider: Server, elsewhere: bool) -> None:
     orders(lab, on_cut_off="restart")
@@ -572,26 +507,6 @@ def test_the_state_of_a_reply_is_passed_to_the_next_turn(lab: Lab) -> None:
 
 
 # Budgets
-
-
-def test_a_budget_reached_during_a_conversation_stops_it_before_the_next_turn(tmp_path: Path, provider: Server) -> None:
-    provider.reset()
-    calm = talk(tmp_path / "calm", provider).eval().run
-    used = json.loads((calm / "outputs.jsonl").read_text())["usage"]
-    provider.reset()
-    lab = talk(tmp_path / "poor", provider)
-    limit = (used["input_tokens"] + used["output_tokens"]) // 2
-    stopped = lab.eval("--token-budget", limit, check=3)
-    assert "tokens used" in stopped.out
-    so_far = kept(stopped.run, "steps")
-    assert so_far[-1]["kind"] == "turn" and kept(stopped.run) == []
-    earlier = [step for step in so_far if step["turn"] < so_far[-1]["turn"]]
-    assert tokens(earlier) < limit <= tokens(so_far), "not one turn more, not one less"
-
-    done = lab.eval()
-    assert provider.stats()["asked"] == dict.fromkeys(prompts_of("a"), 1)
-    assert transcripts(done.run) == transcripts(calm)
-    assert_same_numbers(done.run, calm)
 
 
 def test_the_usage_of_an_agents_calls_is_counted_once(lab: Lab, provider: Server) -> None:

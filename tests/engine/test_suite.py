@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,30 +147,6 @@ def test_a_dry_run_plans_all_cells(folder: Path, provider: Server) -> None:
     assert plan["totals"] == {"total": 24, "finished": 6, "reused": 2, "to_grade": 0, "to_run": 16}
     assert [cell["already_finished"] for cell in plan["cells"]] == [True, False, False, False]
     assert provider.requests == asked
-
-
-def test_a_killed_suite_resumes_where_it_stopped(folder: Path, provider: Server) -> None:
-    provider.control(latency=0.02)
-    suite = write_suite(folder)
-    process = start("eval", suite, cwd=folder)
-    wait_for(lambda: provider.requests >= ROWS + 3, "the second cell to begin")
-    process.kill()
-    process.communicate()
-    provider.control(latency=0.0)
-    holdfast("eval", suite, cwd=folder)
-    assert provider.requests <= 4 * ROWS + 1, "one request was in flight"
-    assert len(list(folder.glob("runs/*/*/metrics.json"))) == 4
-
-
-def test_ctrl_c_stops_the_suite_and_names_the_command_that_resumes_it(folder: Path, provider: Server) -> None:
-    provider.control(latency=0.05)
-    process = start("eval", write_suite(folder), cwd=folder)
-    wait_for(lambda: provider.requests >= ROWS + 2, "the second cell to begin")
-    os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate()
-    assert process.returncode == 130
-    assert f"Resume with:\n  holdfast eval {folder / 'suite.yaml'}" in out
-    assert "not started" in table(out)["second"] and provider.requests < 2 * ROWS + 1
 
 
 def test_ctrl_c_starts_no_further_run_even_if_what_is_in_flight_completes_one(folder: Path, provider: Server) -> None:

@@ -83,18 +83,6 @@ def test_the_workspace_is_saved_after_each_turn(lab: Lab) -> None:
     assert output["files"] == output["marks"][-1]["files"]
 
 
-@pytest.mark.faults
-def test_an_agent_killed_at_every_step_finds_its_files_restored(lab: Lab, tmp_path: Path) -> None:
-    use(lab, DIARY)
-    lab.spec["follow_ups"] = ["two", "six"]
-    assert lab.many_lives() == 5
-    # The agent tells its model where it works: that is the same folder in each life.
-    asked = lab.provider.stats()["asked"]
-    assert len(asked) == 3 and sum(asked.values()) == 5
-    (output,) = kept(run_dir(lab.folder))
-    assert output["output"] == "one\none\ntwo\ntwo\nsix\nsix\n"
-
-
 def test_two_runs_of_one_eval_have_separate_workspaces(lab: Lab, tmp_path: Path) -> None:
     use(lab, "def reply(prompt, context):\n    return str(context.workspace)\n")
     first = kept(lab.eval().run)[0]["output"]
@@ -247,12 +235,6 @@ def test_a_changed_file_of_the_folder_reruns_everything_with_the_reason(lab: Lab
     assert second.run != first.run and kept(second.run)[0]["output"] == "2"
 
 
-def test_a_missing_folder_is_rejected_with_its_line(lab: Lab) -> None:
-    lab.spec["workspace"] = {"folder": "nowhere"}
-    done = lab.eval(check=2)
-    assert "nowhere: no such folder" in done.err and "e.yaml:" in done.err
-
-
 def test_workspaces_are_reused_with_their_outputs(lab: Lab) -> None:
     use(lab, DIARY)
     first = lab.eval()
@@ -394,16 +376,6 @@ def test_a_file_that_grows_while_it_is_stored_is_stored_as_it_was_read(tmp_path:
         writing.result()
     assert sizes == sorted(sizes) and 4_000_000 <= sizes[0] <= sizes[-1] <= log.stat().st_size
     assert not [*(tmp_path / "files").rglob(".*")]
-
-
-def test_a_file_that_is_stored_already_is_not_written_again(tmp_path: Path) -> None:
-    folder, blobs = tmp_path / "work", Blobs(tmp_path / "files")
-    folder.mkdir()
-    (folder / "a").write_text("text")
-    stored = blobs.path(snapshot(folder, blobs)["a"])
-    inode = stored.stat().st_ino
-    (folder / "b").write_text("text")
-    assert blobs.path(snapshot(folder, blobs)["b"]) == stored and stored.stat().st_ino == inode
 
 
 def test_a_folder_is_saved_and_restored_with_executables_and_empty_folders(tmp_path: Path) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.display.terminal import echo, echo_json, printable, printable_json
 from tests.hostile.inputs import ALL, TEXTS, assert_harmless, hostile_eval
 from tests.support.running import ROOT, holdfast, on_a_terminal
+from tests.support.serving import read_body, send, serving
 from tests.support.specs import write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from http.server import BaseHTTPRequestHandler
     from pathlib import Path
 
 
@@ -126,27 +126,16 @@ def test_the_log_of_a_run_can_be_shown(place: Path) -> None:
         assert_harmless(log)
 
 
-class _Answer400(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"error": {"message": ALL}}).encode()
-        self.send_response(400)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """A server that refuses every request with a hostile message."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Answer400) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}/v1"
-        httpd.shutdown()
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        read_body(handler)
+        send(handler, 400, {"error": {"message": ALL}})
+
+    with serving(refuse) as address:
+        yield f"{address}/v1"
 
 
 @pytest.mark.parametrize("display", ["plain", "rich", "none"])

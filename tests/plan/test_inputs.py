@@ -105,11 +105,6 @@ WAYS_TO_READ = {
     "a file of the grader": (lambda p: p.grader(REF), "ref.json", GRADES),
     "a file of the target": (lambda p: p.agent("Path('words.txt').read_text()"), "words.txt", ALL),
     "at import": (lambda p: p.grader("REF", f"REF = {REF}"), "ref.json", GRADES),
-    "once for all calls": (
-        lambda p: p.grader("ref()", f"import functools\n@functools.cache\ndef ref(): return {REF}"),
-        "ref.json",
-        GRADES,
-    ),
     "with os.open": (
         lambda p: p.grader("ref()", "import os\ndef ref(): return int(os.read(os.open('ref.json', os.O_RDONLY), 9))"),
         "ref.json",
@@ -124,25 +119,12 @@ WAYS_TO_READ = {
         "ref.json",
         GRADES,
     ),
-    "by a library": (
-        lambda p: p.grader("int(ini())", "import fileinput\ndef ini(): return list(fileinput.input('ref.json'))[0]"),
-        "ref.json",
-        GRADES,
-    ),
     "a module by a computed name": (
         lambda p: (
             (p.folder / "helper.py").write_text("def score(): return 1\n"),
             p.grader("importlib.import_module('hel' + 'per').score()", "import importlib"),
         ),
         "helper.py",
-        GRADES,
-    ),
-    "what such a module reads": (
-        lambda p: (
-            (p.folder / "helper.py").write_text("def score(): return int(open('ref.json').read())\n"),
-            p.grader("importlib.import_module('hel' + 'per').score()", "import importlib"),
-        ),
-        "ref.json",
         GRADES,
     ),
     "a file that is executed": (

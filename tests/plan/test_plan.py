@@ -154,10 +154,6 @@ class TestReasons:
                 ["target.params.temperature 0 → 0.7"],
             ),
             (
-                lambda lab: lab.spec.update(target=target(lab.provider, max_tokens=9)),
-                ["target.params.max_tokens (none) → 9"],
-            ),
-            (
                 lambda lab: lab.spec["target"].update(model="other"),
                 ["target.model test-model → other"],
             ),
@@ -167,10 +163,6 @@ class TestReasons:
                 ["grader `correct` removed", "grader `text` added"],
             ),
             (lambda lab: lab.spec.update(trials=2), ["trials 1 → 2"]),
-            (
-                lambda lab: lab.spec.update(prompt="Say: {{ question }}", trials=2),
-                ["prompt changed", "trials 1 → 2"],
-            ),
             (lambda lab: setattr(lab, "rows", lab.rows + rows(1, start=50)), ["1 row new"]),
         ],
         ids=lambda value: None if callable(value) else "; ".join(value),
@@ -317,20 +309,12 @@ class TestFingerprintsOfCode:
     """The plan only reads these files and never imports them."""
 
     FILES = {  # noqa: RUF012 - read only
-        "agent.py": "from pkg import inner\nimport space.deep.leaf\nfrom circle import one\ndef reply(): ...\n",
-        "pkg/__init__.py": "from .inner import name\n",
-        "pkg/inner.py": "from . import sibling\nfrom .sub.far import thing\nname = 1\n",
-        "pkg/sibling.py": "value = 1\n",
+        "agent.py": "from pkg import inner\nimport space.deep.leaf\ndef reply(): ...\n",
+        "pkg/__init__.py": "",
+        "pkg/inner.py": "from .sub.far import thing\n",
         "pkg/sub/__init__.py": "",
-        "pkg/sub/far.py": "from ...pkg2 import x\nfrom ..up import y\nthing = 1\n",
-        "pkg/up.py": "y = 1\n",
-        "space/deep/leaf.py": "import lazy\n",
-        "lazy.py": "def f():\n    import hidden\n",
-        "hidden.py": "h = 1\n",
-        "circle/__init__.py": "",
-        "circle/one.py": "from circle import two\n",
-        "circle/two.py": "from . import one\n",
-        "unused.py": "u = 1\n",
+        "pkg/sub/far.py": "thing = 1\n",
+        "space/deep/leaf.py": "",
     }
 
     @pytest.fixture
@@ -338,40 +322,9 @@ class TestFingerprintsOfCode:
         for name, text in self.FILES.items():
             path = lab.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("raise SystemExit('imported')\n" + text if name != "unused.py" else text)
+            path.write_text("raise SystemExit('imported')\n" + text)
         lab.spec["target"] = {"python": "agent.py:reply"}
         return lab
-
-    def test_packages_relative_imports_namespaces_and_cycles_are_followed(self, project: Lab) -> None:
-        from holdfast.spec.fingerprint import source_fingerprint
-
-        digests = source_fingerprint(project.folder / "agent.py", project.folder)
-        assert set(digests) == set(self.FILES) - {"unused.py"}
-        for name in self.FILES:
-            path = project.folder / name
-            text = path.read_text()
-            path.write_text(text + "changed = True\n")
-            again = source_fingerprint(project.folder / "agent.py", project.folder)
-            differing = {file for file in digests if again[file] != digests[file]}
-            assert differing == ({name} if name != "unused.py" else set())
-            path.write_text(text)
-
-    def test_two_modules_of_one_name_in_different_places_both_count(self, tmp_path: Path) -> None:
-        from holdfast.spec.fingerprint import source_fingerprint
-
-        for name, text in {
-            "agents/agent.py": "import util\nimport lib\n",
-            "agents/util.py": "a = 1\n",
-            "lib.py": "from . import util\n",
-            "util.py": "b = 1\n",
-        }.items():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(text)
-        first = source_fingerprint(tmp_path / "agents" / "agent.py", tmp_path)
-        assert len(first) == 4
-        for name in ("agents/util.py", "util.py"):
-            (tmp_path / name).write_text("c = 2\n")
-            assert source_fingerprint(tmp_path / "agents" / "agent.py", tmp_path) != first, name
 
     def test_planning_reads_them_and_never_imports(self, project: Lab) -> None:
         assert project.plan()["to_run"] == ROWS
@@ -386,8 +339,3 @@ class TestFingerprintsOfCode:
             assert f"{path}:{line}: not valid Python" in stderr
             assert "Traceback" not in stderr
         assert not project.runs.exists()
-
-    def test_a_missing_file_is_named(self, project: Lab) -> None:
-        project.spec["target"] = {"python": "nowhere.py:reply"}
-        stderr = project.eval("--dry-run", check=2).err
-        assert f"{project.folder / 'nowhere.py'}: no such file" in stderr and "Traceback" not in stderr

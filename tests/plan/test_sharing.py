@@ -203,12 +203,6 @@ def grade_again(folder: Folder, lender: Path) -> None:
     holdfast("grade", lender, "--again", cwd=folder.path)
 
 
-def cut_tail(folder: Folder, lender: Path) -> None:
-    with (lender / "outputs.jsonl").open("ab") as file:
-        file.write(b'{"key":"half a li')
-    holdfast("repair", lender, cwd=folder.path)
-
-
 def damage_and_repair(folder: Folder, lender: Path) -> None:
     """A line that the lender appended after it was shared is damaged, and set aside by replacing the file."""
     with (lender / "outputs.jsonl").open("ab") as file:
@@ -235,7 +229,7 @@ def remove(folder: Folder, lender: Path) -> None:
     shutil.rmtree(lender)
 
 
-@pytest.mark.parametrize("happening", [grade_again, cut_tail, damage_and_repair, append_more, archive, remove])
+@pytest.mark.parametrize("happening", [grade_again, damage_and_repair, append_more, archive, remove])
 def test_the_borrower_keeps_what_it_counted_whatever_happens_to_the_lender(folder: Folder, happening: Any) -> None:
     rows = [*questions(), "question, new"]
     folder.write(rows)

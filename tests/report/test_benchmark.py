@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from holdfast.report import benchmark as ours
 from holdfast.spec.eval import BenchmarkTasks, benchmark_tasks
 from tests.support.lazy import LazyModule
-from tests.support.patterns import finished_run
 from tests.support.running import holdfast as run_command
 from tests.support.running import metrics
 
@@ -328,8 +327,3 @@ def test_the_table_has_members_below_their_group_with_both_errors(tmp_path: Path
     assert accuracies[0][3:5] == [f" {numbers['acc,none']:.4f}", f"   {numbers['acc_stderr,none']:.4f}"]
     assert all("–" in cells[5] for cells in accuracies), "intervals of tasks and of groups"
     assert "by task" not in shown, "the table of the benchmark has its tasks"
-
-
-def test_an_eval_that_is_no_benchmark_has_none_of_it(tmp_path: Path) -> None:
-    finished = finished_run(tmp_path / "run", {"a": "yes"}, metadata={"benchmark": "my own words"})
-    assert "benchmark" not in metrics(finished)

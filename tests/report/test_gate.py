@@ -109,6 +109,7 @@ def test_the_same_outputs_are_not_worse_however_few_they_are(gate: Any, base: Pa
         (["--max-drop", "2", "--max-regression-pct", "2"], "exclude each other"),
         (["--confidence", "95"], "confidence 95 is not between 0.5 and 1"),
         (["--inconclusive", "maybe"], "--inconclusive"),
+        (["--max-regression-pct", "-1"], "--max-regression-pct"),
     ],
 )
 def test_wrong_settings_are_usage_errors(gate: Any, base: Path, options: list[str], message: str) -> None:
@@ -136,11 +137,6 @@ def test_a_metric_may_fall_by_as_much_as_is_allowed_and_no_more(
     gate: Any, base: Path, worse: Path, allowed: str, code: int
 ) -> None:
     assert gate(worse, "--baseline", base, "--max-regression-pct", allowed).code == code
-
-
-@pytest.mark.parametrize("allowed", ["-1", "some"])
-def test_an_invalid_allowance_is_a_usage_error(gate: Any, base: Path, allowed: str) -> None:
-    assert gate(base, "--baseline", base, "--max-regression-pct", allowed).code == 2
 
 
 def test_a_baseline_of_zero_cannot_be_fallen_below(gate: Any, base: Path, tmp_path: Path) -> None:
@@ -295,11 +291,6 @@ def test_a_golden_failure_is_named_before_all_other_failures(gate: Any, base: Pa
     assert len(failures) == 3 and failures[0] == "FAIL  golden sample s9 fails 1 of 1 trials"
 
 
-def test_a_golden_sample_that_is_not_in_the_run_fails(gate: Any, base: Path) -> None:
-    ended = gate(base, "--golden", "s99")
-    assert ended.code == 1 and "golden sample s99 is not in this run" in ended.out
-
-
 def test_a_golden_sample_passes_only_when_every_trial_does(gate: Any, tmp_path: Path) -> None:
     run = finished_run(tmp_path / "trials", {"a": ["yes", "yes", "no"], "b": "yes"}, trials=3)
     assert gate(run, "--golden", "b").code == 0
@@ -433,11 +424,6 @@ def test_names_with_special_characters_break_no_format(gate: Any, tmp_path: Path
     assert len(markdown) == 6 and markdown[-1].replace("\\|", "").count("|") == 4
     github = gate(run, "--golden", name, "--format", "github").out.splitlines()
     assert len(github) == 2 and "a|b%0A::c%25" in github[0]
-
-
-def test_an_unknown_format_or_policy_is_wrong_usage(gate: Any, base: Path) -> None:
-    for option in ("--format", "--new", "--removed"):
-        assert gate(base, "--baseline", base, option, "sometimes").code == 2
 
 
 # What is no question at all

@@ -156,6 +156,9 @@ class TestImports:
             "pkg/sub/__init__.py": "",
             "pkg/sub/c.py": "from ..b import B\nfrom ... import nothing\nC = 1\n",
             "loose/d.py": "D = 1\n",
+            "circle/__init__.py": "",
+            "circle/one.py": "from circle import two\n",
+            "circle/two.py": "from . import one\n",
         }
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -179,16 +182,13 @@ class TestImports:
             ),
             ("from loose.d import D", {"loose/d.py"}),
             ("import loose.d", {"loose/d.py"}),
+            ("import circle.one", {"circle/__init__.py", "circle/one.py", "circle/two.py"}),
             ("import numpy, not_installed_anywhere", set()),
             ("x = 'import helper'", set()),
         ],
     )
     def test_the_local_modules_that_are_imported_and_no_others(self, project: Any, code: str, files: Any) -> None:
         assert set(fingerprint(project, code + "\n")) == {"agent.py", *files}
-
-    def test_modules_that_import_each_other_are_read_once(self, project: Any) -> None:
-        (project / "helper.py").write_text("import agent\n")
-        assert set(fingerprint(project, "import helper\n")) == {"agent.py", "helper.py"}
 
     def test_names_are_relative_so_that_another_machine_has_the_same(
         self, project: Any, tmp_path_factory: pytest.TempPathFactory

@@ -244,8 +244,3 @@ def test_a_long_text_and_a_large_pattern_are_matched_elsewhere() -> None:
 def test_patterns_cause_no_warnings() -> None:
     with warnings.catch_warnings(action="error"):
         assert compile_regex("[[a]").search("[")
-
-
-def test_an_unknown_dialect_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(holdfast.HoldfastError, match="dialect"):
-        load(tmp_path, graders=[{"type": "text", "regex_match": "a", "dialect": "perl"}])

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from holdfast.errors import Fault
 from holdfast.report.trials import TextReader
 from holdfast.store.heads import read_output
-from holdfast.store.index import RunIndex
 from holdfast.store.journal import JOURNALS, Journal
 from holdfast.store.lease import RunLease
 from holdfast.store.lines import is_sound, scan, seal
@@ -197,12 +196,6 @@ class TestJournal:
             assert index.spent().requests == sum(u.requests for u in used)
             assert index.spent().cost == pytest.approx(sum(u.cost or 0 for u in used))
 
-    def test_appending_continues_after_existing_lines(self, tmp_path: Path) -> None:
-        first, second = numbered(4)[:2], numbered(4)[2:]
-        append(tmp_path, [("outputs", record) for record in first])
-        append(tmp_path, [("outputs", record) for record in second])
-        assert (tmp_path / "outputs.jsonl").read_bytes() == b"".join(map(to_line, first + second))
-
     def test_texts_are_read_by_their_place_in_the_file(self, tmp_path: Path) -> None:
         append(tmp_path, [("outputs", record) for record in numbered(3)])
         outputs, reader = outputs_in(RunDir(tmp_path).load(repair=False)), TextReader()
@@ -275,24 +268,6 @@ class TestDamage:
             index = RunDir(Path(name)).load(repair=True)
             assert not outputs_in(index) and not verdicts_in(index) and not index.attempts
             assert RunDir(Path(name)).load(repair=True).damage == []
-
-    @given(
-        st.lists(st.sampled_from(["good", "bad", "other", "noise", "empty"]), min_size=1, max_size=8),
-        st.binary(max_size=9),
-    )
-    def test_good_lines_between_bad_ones_all_count(self, kinds: Any, tail: Any) -> None:
-        records = numbered(len(kinds))
-        bad = to_line(records[0])[:-3] + b"!}\n"
-        other = seal(b'{"sound":"but not an output"}')
-        damaged = {"bad": bad, "other": other, "noise": b"\x00\xff}{\n", "empty": b"\n"}
-        content = b"".join(
-            to_line(r) if kind == "good" else damaged[kind] for kind, r in zip(kinds, records, strict=True)
-        )
-        expected = {record.key for kind, record in zip(kinds, records, strict=True) if kind == "good"}
-        with tempfile.TemporaryDirectory() as name:
-            (Path(name) / "outputs.jsonl").write_bytes(content + tail.replace(b"\n", b""))
-            for repair in (False, True, True):
-                assert outputs_in(RunDir(Path(name)).load(repair=repair)).keys() == expected
 
     def test_a_torn_tail_is_set_aside_and_writing_continues_in_its_place(self, tmp_path: Path) -> None:
         first, second, third = numbered(3)
@@ -437,9 +412,3 @@ def test_time_spent_counts_stretches_once_and_leaves_pauses_out(tmp_path: Path) 
         ],
     )
     assert RunDir(tmp_path).load(repair=False).spent().seconds == pytest.approx(22.0)
-
-
-def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
-    index = RunIndex(RunDir(tmp_path / "nowhere").journals)
-    index.read()
-    assert not index.count_outputs() and not index.has_verdicts and not index.damage

@@ -5,20 +5,11 @@ from __future__ import annotations
 import errno
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pytest
 
-import holdfast
-from holdfast.plugins.exporters.junit import write_junit
-from holdfast.plugins.lm_eval import write_lm_eval
-from holdfast.plugins.nat.export import write_nat
-from holdfast.report.run_view import RunView
 from holdfast.store.files import Spool
-from holdfast.store.rundir import RunDir
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LARGE = b"x" * (2 << 20)
 
@@ -56,31 +47,4 @@ def test_buffered_bytes_that_no_longer_fit_name_the_folder(monkeypatch: pytest.M
     with Spool() as spool, pytest.raises(OSError) as raised:
         spool.write(b"few")
         spool.seek(0)
-    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, tempfile.gettempdir())
-
-
-def _answer(prompt: str) -> str:
-    return prompt * 2_000_000
-
-
-def _explain(output: str) -> dict[str, Any]:
-    return {"score": 0.0, "feedback": output}
-
-
-@pytest.mark.parametrize("write", [write_nat, write_junit, write_lm_eval])
-def test_an_export_names_the_folder_that_is_full(
-    tmp_path: Path, write: Callable[[RunView, Path], list[Path]], request: pytest.FixtureRequest
-) -> None:
-    run = holdfast.evaluate(
-        name="e",
-        samples=[{"id": "a", "letter": "x"}],
-        prompt="{{ letter }}",
-        target=_answer,
-        graders=[_explain],
-        runs_dir=tmp_path / "runs",
-    )
-    (tmp_path / "export").mkdir()
-    request.getfixturevalue("full_disk")
-    with pytest.raises(OSError) as raised:
-        write(RunView(RunDir(run.path)), tmp_path / "export")
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, tempfile.gettempdir())

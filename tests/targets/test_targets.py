@@ -688,10 +688,6 @@ class TestPrices:
         assert (prices.usage(TokenCounts(input=0, output=1_000_000)).cost, prices.date) == (2, "2031-01")
         assert not Prices("gpt-4.1", {}).known
 
-    def test_prices_of_the_eval_file_go_first_and_have_no_date(self) -> None:
-        prices = Prices("gpt-4o", {"gpt-4o": Price(input=7, output=0)})
-        assert (prices.usage(TokenCounts(input=1_000_000, output=0)).cost, prices.date) == (7, None)
-
     def test_a_table_that_cannot_be_read_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOLDFAST_PRICES", str(tmp_path / "gone.json"))
         with pytest.raises(UsageError, match=r"the prices in .*gone.json cannot be read"):

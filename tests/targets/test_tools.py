@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError
 from holdfast.targets.tools import ToolContext, function_tool, limit_text
 from tests.support.breaking import kept
 from tests.support.lab import Lab
-from tests.support.running import ROOT, Server, lines, module_server
+from tests.support.running import ROOT, Server, module_server
 from tests.support.specs import command, write_spec
 from tests.support.workflow import workflow
 
@@ -217,13 +217,6 @@ def test_a_model_calls_tools_until_it_answers(lab: Lab) -> None:
     assert output["usage"]["requests"] == 3 and output["usage"]["cost"] > 0
 
 
-def test_a_tools_exception_is_reported_to_the_model_with_its_line(lab: Lab) -> None:
-    use(lab, "def tool(word: str):\n    raise KeyError(word)\n")
-    done = lab.eval()
-    assert results(done.run) == ["Error: tools.py:2: KeyError: 'tea 0'", "Error: tools.py:2: KeyError: 'tea 1'"]
-    assert lines(done.run / "errors.jsonl") == []
-
-
 def test_the_traceback_of_a_tool_is_recorded_without_secrets_and_not_shown_to_the_model(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,13 +237,6 @@ def test_the_traceback_of_a_tool_is_recorded_without_secrets_and_not_shown_to_th
     assert not any("sk-very-secret" in path.read_text() for path in run.path.glob("*.json*"))
 
 
-def test_calls_that_work_have_no_traceback(lab: Lab) -> None:
-    use(lab, "def tool(word: str):\n    return word\n")
-    lab.write()
-    steps = kept(evaluate(lab.eval_file, runs_dir=lab.runs).path, "steps")
-    assert [set(step["response"]) for step in steps if step["kind"] == "tool"] == 2 * [{"tool", "arguments", "result"}]
-
-
 @given(st.text(max_size=2000), st.integers(256, 1500))
 def test_a_limited_text_fits_and_says_what_is_left_out(text: str, most: int) -> None:
     limited, size = limit_text(text, most), len(text.encode())
@@ -268,7 +254,7 @@ def test_a_limited_text_fits_and_says_what_is_left_out(text: str, most: int) -> 
 
 @pytest.mark.parametrize("kind", ["python", "raised", "scripted", "mcp"])
 def test_long_results_of_tools_are_cut_for_the_model_and_on_disk(kind: str, lab: Lab) -> None:
-    size = 6_000_000
+    size = 600_000
     raised = f"raise ValueError('x' * {size})" if kind == "raised" else f"return 'ab' * {size // 2}"
     use(lab, f"def tool():\n    {raised}\n")
     if kind == "scripted":

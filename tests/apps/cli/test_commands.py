@@ -443,17 +443,6 @@ class TestDisplays:
         assert lines[0].startswith("e · test-model · runs/e/test-model-")
         assert lines[1] == "2 trials of 2 samples: 2 to run"
 
-    def test_json_is_one_event_per_line(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
-        err = type_in("eval", write_eval(tmp_path, mock.base_url, rows=3, trials=2), "--display", "json").err
-        events = [json.loads(line) for line in err.splitlines()]
-        assert events[0]["event"] == "begin" and (events[0]["total"], events[0]["to_run"]) == (6, 6)
-        kinds = [event["event"] for event in events]
-        assert kinds.count("output") == kinds.count("grade") == 6
-        assert all(isinstance(event["time"], float) for event in events)
-        expected = {(f"s{number}", trial) for number in range(3) for trial in (1, 2)}
-        assert {(event["sample"], event["trial"]) for event in events if event["event"] == "grade"} == expected
-        assert {event["status"] for event in events if event["event"] == "grade"} == {"passed", "failed"}
-
     def test_errors_and_notices_are_events_too(self, type_in: Any, tmp_path: Path, mock: Any) -> None:
         path = write_eval(
             tmp_path, mock.base_url, rows=1, graders=[{"type": "number", "expected": "{{ question.split()[0] }}"}]

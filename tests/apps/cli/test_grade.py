@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -48,25 +47,6 @@ def test_grading_afterwards_gives_the_bytes_that_grading_at_once_gives(lab: Lab)
     done = lab.do("grade", run)
     assert done.work == (0, {"correct": 2 * ROWS, "judge": 2 * ROWS}) and done.run == run
     assert_same_numbers(run, at_once)
-
-
-def test_eval_after_skipping_graders_grades_too(lab: Lab) -> None:
-    lab.eval("--skip-graders")
-    assert lab.eval().work == (0, {"correct": ROWS, "judge": ROWS})
-
-
-def test_a_run_is_found_by_its_id_and_by_the_beginning_of_it(lab: Lab) -> None:
-    run = generated(lab)
-    name = run.name.rpartition("-")[2]
-    assert lab.do("grade", name).graded == {"correct": ROWS, "judge": ROWS}
-    assert lab.do("grade", name[:5], "--again").graded == {"correct": ROWS, "judge": ROWS}
-
-
-@pytest.mark.parametrize("name", ["ffffffff", "nowhere/at/all", "eval"])
-def test_an_unknown_run_is_reported_with_the_folder_that_was_searched(lab: Lab, name: str) -> None:
-    generated(lab)
-    stderr = lab.do("grade", name, check=2).err
-    assert f"no run '{name}'" in stderr and "holdfast ls" in stderr
 
 
 def test_a_beginning_that_fits_two_runs_is_refused_with_both(lab: Lab) -> None:
@@ -233,12 +213,3 @@ def test_the_outputs_of_an_archived_run_can_be_graded(lab: Lab) -> None:
     (archived,) = lab.runs.glob("e/archived/*/")
     assert lab.do("grade", archived).run == archived
     assert metrics(archived)["coverage"] == 1.0
-
-
-def test_changed_code_of_a_python_target_is_named(lab: Lab) -> None:
-    lab.use_agent()
-    run = lab.eval("--skip-graders").run
-    lab.edit("agent.py", "return answer(prompt)", "return answer(prompt) + '!'")
-    stderr = lab.do("grade", run, check=2).err
-    assert "agent.py changed" in stderr
-    assert json.loads((run / "manifest.json").read_text())["drift"] is None

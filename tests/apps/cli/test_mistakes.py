@@ -186,11 +186,6 @@ def test_another_encoding_is_named_and_can_be_declared(type_in: Any, tmp_path: P
     assert "Check dataset.encoding" in refused(type_in, "eval", path, "-d", "dataset.encoding=klingon")
 
 
-def test_values_that_json_lacks_are_named(type_in: Any, tmp_path: Path) -> None:
-    message = refused(type_in, "eval", with_data(tmp_path, "d.jsonl", b'{"q": "x"}\n{"q": NaN}\n'), "-d")
-    assert "d.jsonl:2" in message and "JSON has no NaN" in message
-
-
 def test_rows_under_a_key_of_a_json_file_can_be_pointed_at(type_in: Any, tmp_path: Path) -> None:
     path = with_data(tmp_path, "d.json", b'{"version": 2, "data": {"rows": [{"q": "What?"}]}, "list": []}')
     assert "dataset.field: list" in refused(type_in, "eval", path, "-d")
@@ -348,6 +343,7 @@ def test_the_shell_completes_files_run_ids_and_profiles(type_in: Any, tmp_path: 
     (tmp_path / "env.toml").write_text('[cluster]\nexecutor = "local"\n[wandb]\nproject = "x"\n')
     run = run_dir(tmp_path).name.rpartition("-")[2]
     assert completions(tmp_path, f"holdfast export {run[:3]}") == [f"plain,{run}"]
+    assert completions(tmp_path, f"holdfast show {run} s") == ["plain,s0"]
     assert completions(tmp_path, "holdfast eval e.y") == ["file,e.y"]
     assert completions(tmp_path, "holdfast export ru") == ["file,ru"], "a path where no id fits"
     assert completions(tmp_path, "holdfast doctor c") == ["plain,cluster"]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 provider = module_server()
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m"
-SPELT = "\\x1b]0;owned\\x07\\x1b[2J\\u202eevil\\x9b31m"
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +155,6 @@ class TestConversation:
         both, one = (json.loads(show(sums.run, name, "--json")) for name in ("s1", "s1/2"))
         assert [trial["trial"] for trial in both] == [1, 2] and one == both[1:]
 
-    def test_show_can_choose_one_of_several_trials(self, sums: Lab) -> None:
-        assert show(sums.run, "s1").count("correct  0.000") == 2
-        assert show(sums.run, "s1/2").startswith("s1 #2 of 2  ✗ failed")
-
 
 class TestNames:
     def test_the_beginning_of_a_sample_will_do_and_ids_may_have_slashes(
@@ -201,24 +195,6 @@ class TestNames:
 
     def test_choices_of_trials_and_a_sample_exclude_each_other(self, sums: Lab) -> None:
         assert "are for a whole run" in show(sums.run, "s1", "--failed", check=2)
-
-    def test_ids_of_runs_and_samples_complete(self, sums: Lab) -> None:
-        def complete(words: str) -> list[str]:
-            variables = {
-                "_HOLDFAST_COMPLETE": "bash_complete",
-                "COMP_WORDS": words,
-                "COMP_CWORD": str(words.count(" ")),
-            }
-            program = [HOLDFAST[0], "-c", "from holdfast.apps.cli.main import holdfast; holdfast(prog_name='holdfast')"]
-            done = subprocess.run(
-                program, cwd=sums.folder, env=environment(**variables), capture_output=True, text=True
-            )
-            return [line.partition(",")[2] for line in done.stdout.split()]
-
-        run_id = sums.run.name[-8:]
-        assert complete(f"holdfast show {run_id[:3]}") == [run_id]
-        assert complete(f"holdfast show {run_id} s") == [f"s{number}" for number in range(6)]
-        assert complete("holdfast show nothing s") == []
 
 
 class TestTerminal:
@@ -262,10 +238,6 @@ class TestEnd:
         assert command is not None
         words = command[1].split("'")
         assert "✗ failed  s1" in holdfast("show", words[1], "--failed", cwd=tmp_path).stdout
-
-    def test_where_nothing_fails_nothing_is_added(self, tmp_path: Path, provider: Server) -> None:
-        ended = Lab(tmp_path, provider, rows=[{"id": "a", "question": "x", "expected": "x"}]).eval().out
-        assert "failed" not in ended and "look:" not in ended
 
     def test_an_unfinished_run_says_how_many_failed_so_far(self, shop: Path) -> None:
         (shop.parents[2] / "broken-1-1.txt").unlink(missing_ok=True)

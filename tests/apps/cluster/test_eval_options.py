@@ -117,16 +117,6 @@ def test_wazas_evals_run_on_a_cluster_and_are_the_same_run_there(folder: Path, s
     assert planned["tasks"][0]["notes"] == ["this machine: 2 outputs are there"]
 
 
-def test_a_translated_eval_is_the_same_on_the_cluster(tmp_path: Path) -> None:
-    path = write_waza(tmp_path)
-    spec = load_any(read_document(path), [(("trials",), 3)])
-    bundle = collect(spec, path, translated=True)
-    assert bundle.translated
-    sent = send_bundles([bundle], Here(pauses=()), str(tmp_path / "cluster"))[0]
-    there = identify(load_sent(tmp_path / "cluster" / sent / bundle.eval_file, ()))
-    assert (there.id, there.fingerprints) == (identify(spec).id, identify(spec).fingerprints)
-
-
 def test_modules_and_workspaces_next_to_the_folder_travel_with_it(tmp_path: Path) -> None:
     for name, text in {
         "agents/agent.py": "from parts.inner import word\n\n\ndef reply(prompt):\n    return word\n",

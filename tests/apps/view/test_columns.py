@@ -130,19 +130,6 @@ def test_columns_agree_with_the_run_view_at_every_look(
             assert columns.refresh() == 0
 
 
-@pytest.mark.parametrize("reopen", [False, True])
-def test_verdicts_that_come_one_look_after_another_are_joined(run: JournaledRun, reopen: bool) -> None:
-    columns = open_columns(run.rundir)
-    for event in whole_trial(1, 1):
-        run.append(event)
-        if reopen:
-            columns = open_columns(run.rundir)
-        else:
-            assert columns.refresh() == 1
-        assert same(shown(columns), expected(run))
-    assert shown(columns)["s1", 1][0] == "passed"
-
-
 @pytest.mark.parametrize("published", [False, True])
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=journals.events, threshold=st.sampled_from([0.6, 0.3, 1.0]))

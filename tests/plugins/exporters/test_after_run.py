@@ -82,11 +82,6 @@ def test_an_export_by_name_can_be_left_out_where_nothing_has_changed(lab: Lab) -
     assert "wrote " in export("-o", "elsewhere"), "what is gone is written again"
 
 
-def test_a_missed_gate_is_exported_too(lab: Lab) -> None:
-    lab.spec |= {"gate": {"correct": 1.0}, "output": {"export": ["junit"]}}
-    assert "wrote " in lab.eval(check=1).out
-
-
 def test_a_baseline_has_its_own_files(lab: Lab) -> None:
     lab.spec["output"] = {"export": [{"to": "junit", "dir": "out"}]}
     lab.eval("--baseline-model", "other")

@@ -497,12 +497,3 @@ def test_the_command_line_has_the_last_word_everywhere(
         if value is not None or not key.startswith("run.env"):
             assert tree.get(*key.split(".")) == value
             assert tree.origin(tuple(key.split("."))) == COMMAND_LINE
-
-
-def test_the_same_input_gives_the_same_result(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    path = tmp_path / "config" / "older.yaml"
-    profile = load_profile("BIG", tmp_path, {})
-    one, two = (compose(path, ["execution.workers=3"], profile, tmp_path, {"PWD": "/x"}) for _ in range(2))
-    assert one == two
-    assert list(one.tree.origins) == list(two.tree.origins)

@@ -162,12 +162,6 @@ def test_a_configuration_is_known_by_its_keys(tmp_path: Path) -> None:
     assert "--run or --batch" in wrong
 
 
-def test_variables_that_are_not_set_are_named_before_anything_is_submitted(tmp_path: Path) -> None:
-    folder = lay_out(tmp_path)
-    done = holdfast("eval", "-c", "newer", "--batch", "BIG", cwd=folder, env={"WANDB_API_KEY": "z"}, check=2)
-    assert "HF_TOKEN" in done.stderr and "OTHER_TOKEN" in done.stderr
-
-
 def test_the_wheel_of_a_version_is_reproducible() -> None:
     name, data = build_wheel()
     assert build_wheel() == (name, data)

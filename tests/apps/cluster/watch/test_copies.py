@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from holdfast.store.lines import scan
 from holdfast.store.metrics import GateOutcome
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import env_of, launched, public_folder, register
-from tests.support.running import PATIENCE, holdfast, start, wait_for
+from tests.support.running import PATIENCE, holdfast
 from tests.support.showcase import agent_run
 
 if TYPE_CHECKING:
@@ -300,21 +299,6 @@ def test_a_fetch_that_is_cut_off_at_any_point_leaves_a_run_and_is_continued(
     rest = Watched(sshd)
     assert contents(fetch(rest, remote)) == contents(remote)
     assert rest.received < complete.received / 2, "journals that are here are not fetched again"
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_killed_command_is_repeated_without_harm(
-    sshd: Cluster, remote: Path, tmp_path: Path, home: Path, call: int
-) -> None:
-    env, calls = counted_ssh(tmp_path, sshd, home, stop_at=call)
-    with start("show", f"cluster:{remote}", cwd=tmp_path, env=env) as command:
-        wait_for(lambda: calls.exists() and len(calls.read_text().splitlines()) >= call, "the call that hangs")
-        command.send_signal(signal.SIGKILL)
-        command.communicate()
-    holdfast("show", f"cluster:{remote}", cwd=tmp_path, env=env_of(sshd, home))
-    copy = home / "fetched" / "cluster" / remote.relative_to("/")
-    assert contents(copy) == contents(remote)
 
 
 def test_errors_name_the_host_the_path_and_what_to_do(sshd: Cluster, remote: Path, tmp_path: Path, home: Path) -> None:
