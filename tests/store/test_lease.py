@@ -28,7 +28,7 @@ from holdfast.store.rundir import RunDir
 from tests.support.breaking import needs_root
 from tests.support.interleaving import Stepped, every_order
 from tests.support.running import environment, wait_for
-from tests.support.slurm import wait_for_job
+from tests.support.slurm import submit_script, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -321,7 +321,8 @@ def test_slurm_is_asked_about_the_job_of_a_silent_worker(
     command = ["env", "HOLDFAST_LEASE_SECONDS=600", *hold_elsewhere([path])]
     name = str(JobName("0123456789abcdef", os.getpid(), "workers"))
     lab = Slurm(slurm.here)
-    lab.submit(
+    submit_script(
+        lab,
         f"#!/bin/sh\nexec {shlex.join(command)}\n".encode(),
         name=name,
         comment="",

@@ -16,7 +16,7 @@ import pytest
 from holdfast.apps.cluster.config.launch import TaskFile
 from holdfast.apps.cluster.remote import invocation as layout
 from holdfast.apps.cluster.remote.invocation import InvocationFile, State, TaskFolder
-from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.apps.cluster.remote.slurm import JobName, Slurm
 from tests.support.slurm import wait_for_job
@@ -54,7 +54,7 @@ class Launched:
         """A job of it, recorded as jobs are."""
         submitter = Submitter(Slurm(self.transport), Ledger(self.transport, str(self.directory)))
         return submitter.submit(
-            JobName(self.id, task, role), script, options=["--output=/dev/null", "--begin=now", *options]
+            JobScript(JobName(self.id, task, role), script, options=["--output=/dev/null", "--begin=now", *options])
         )
 
     def log(self, name: str, text: str, task: int = 0) -> Path:

@@ -15,11 +15,12 @@ import tempfile
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from holdfast.apps.cluster.remote.slurm import Submission
 from holdfast.apps.cluster.remote.transport import Here, Ssh, Transport
 from tests.support.running import ROOT, environment, wait_for
 from tests.support.sharing import locked
@@ -76,6 +77,14 @@ class Cluster:
         assert process.name() == "slurmctld"
         process.send_signal(signal.SIGKILL)
         wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "the controller's end")
+
+
+def submit_script(slurm: Slurm, script: bytes | str, **fields: Any) -> str:
+    """Submit a script, by its text or its path, and return the id of its job."""
+    ids, error = slurm.submit([Submission(script=script, **fields)])
+    if error is not None:
+        raise error
+    return ids[0]
 
 
 def wait_for_job(slurm: Slurm, name: str, condition: Callable[[JobState], bool]) -> JobState:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from holdfast.apps.cluster.remote.ledger import _TAKE, Disowned, Intent, Ledger, Submitted, Submitter, fold
+from holdfast.apps.cluster.remote.ledger import (
+    _TAKE,
+    Disowned,
+    Intent,
+    JobScript,
+    Ledger,
+    Submitted,
+    Submitter,
+    fold,
+)
 from holdfast.apps.cluster.remote.registry import Invocation, InvocationRegistry, new_invocation
 from holdfast.apps.cluster.remote.slurm import JobName, JobState, Slurm
 from holdfast.errors import ClusterError, Unreachable, UsageError
@@ -24,22 +33,23 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from holdfast.apps.cluster.remote.slurm import Submission
     from holdfast.apps.cluster.remote.transport import Transport
 
 CRASHING = """
 import os, sys
 from holdfast.apps.cluster.remote.slurm import JobName, Slurm
-from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.apps.cluster.remote.transport import Here, Ssh
 
 way, config, directory, invocation, point = sys.argv[1:]
 transport = Here() if way == "here" else Ssh("cluster", config=config)
 
 class Crashing(Slurm):
-    def submit(self, *arguments, **keys):
+    def submit(self, submissions):
         if point == "before sbatch":
             os._exit(9)
-        super().submit(*arguments, **keys)
+        super().submit(submissions)
         os._exit(9)
 
 class Torn(Ledger):
@@ -49,7 +59,7 @@ class Torn(Ledger):
         super().write(*records)
 
 Submitter(Crashing(transport), Torn(transport, directory)).submit(
-    JobName(invocation, 0, "run"), b"#!/bin/sh\\nexec sleep 600\\n", options=["--output=/dev/null"]
+    JobScript(JobName(invocation, 0, "run"), b"#!/bin/sh\\nexec sleep 600\\n", options=["--output=/dev/null"])
 )
 """
 
@@ -103,12 +113,12 @@ def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
     registry.add(Invocation(invocation, time.time(), str(tmp_path), ("gsm8k",)))
     ledger = Ledger(transport, str(tmp_path / "on the cluster"), mirror=registry.mirror(invocation))
     name = JobName(invocation, 0, "run")
-    script = b'#!/bin/sh\nprintf %s "$HOLDFAST_INTENT/$MORE"\n'
+    script = b'#!/bin/sh\nprintf %s "$HOLDFAST_INTENT"\n'
     output = [f"--output={tmp_path}/out"]
-    job = Submitter(Slurm(transport), ledger).submit(name, script, options=output, env={"MORE": "a b"})
+    job = Submitter(Slurm(transport), ledger).submit(JobScript(name, script, options=output))
     state = wait_for_job(Slurm(transport), str(name), lambda state: not state.active)
     assert job.matches(state) and state.id == job.id
-    assert (tmp_path / "out").read_text() == f"{job.intent.intent}/a b"
+    assert (tmp_path / "out").read_text() == job.intent.intent
     assert Ledger(slurm.here, str(tmp_path / "on the cluster")).jobs() == [job]
     assert fold(registry.get(invocation).jobs) == [job]
     assert not ledger.is_disowned(job.intent.intent)
@@ -117,7 +127,7 @@ def test_a_submitted_job_has_its_intent_and_the_ledger_its_id(
 def test_a_refused_job_is_recorded_with_the_reason(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     with pytest.raises(ClusterError, match="invalid partition"):
-        here.submit(JobName(invocation, 0, "run"), SLEEP, options=["--partition=nowhere"])
+        here.submit(JobScript(JobName(invocation, 0, "run"), SLEEP, options=["--partition=nowhere"]))
     (job,) = here.ledger.jobs()
     assert job.disowned is not None and "invalid partition" in job.disowned
 
@@ -129,9 +139,9 @@ class Interrupted(Slurm):
         super().__init__(transport)
         self.middle = middle
 
-    def submit(self, *arguments: Any, **keys: Any) -> str:
-        self.middle(keys["comment"])
-        return super().submit(*arguments, **keys)
+    def submit(self, submissions: Sequence[Submission]) -> Any:
+        self.middle(submissions[0].comment)
+        return super().submit(submissions)
 
 
 def test_a_submission_under_way_is_in_doubt_and_not_touched(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
@@ -139,7 +149,7 @@ def test_a_submission_under_way_is_in_doubt_and_not_touched(slurm: Cluster, invo
     here = submitter(slurm.here, tmp_path)
     seen = []
     here.slurm = Interrupted(slurm.here, lambda _: seen.append(reconcile_as_another_process(slurm, tmp_path)))
-    job = here.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
+    job = here.submit(JobScript(JobName(invocation, 0, "run"), SLEEP, options=QUIET))
     assert seen == ["0 0 1"]
     assert [recorded.id for recorded in other.ledger.jobs()] == [job.id]
 
@@ -167,11 +177,11 @@ def test_a_submitter_that_was_disowned_cancels_only_its_own_job(
 
     def taken_over(intent: str) -> None:
         assert [job.intent.intent for job in other.reconcile(doubt=0).disowned] == [intent]
-        winners.append(other.submit(name, SLEEP, options=QUIET))
+        winners.append(other.submit(JobScript(name, SLEEP, options=QUIET)))
 
     slow.slurm = Interrupted(slurm.here, taken_over)
     with pytest.raises(ClusterError, match="taken over"):
-        slow.submit(name, SLEEP, options=QUIET)
+        slow.submit(JobScript(name, SLEEP, options=QUIET))
 
     def active() -> list[str]:
         return [job.id for job in Slurm(slurm.here).jobs(names=[str(name)]) if job.active]
@@ -198,21 +208,21 @@ def test_without_an_answer_from_slurm_nothing_is_concluded(own_slurm: Cluster, t
     own_slurm.kill_controller()
     without = submitter(own_slurm.impatient, tmp_path)
     with pytest.raises(Unreachable):
-        without.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
+        without.submit(JobScript(JobName(invocation, 0, "run"), SLEEP, options=QUIET))
     assert [job.open for job in here.ledger.jobs()] == [True]
     with pytest.raises(Unreachable):
         without.reconcile()
     assert [job.open for job in here.ledger.jobs()] == [True]
     own_slurm.script("slurm-up")
     assert len(here.reconcile().disowned) == 1
-    here.submit(JobName(invocation, 0, "run"), SLEEP, options=QUIET)
+    here.submit(JobScript(JobName(invocation, 0, "run"), SLEEP, options=QUIET))
     assert len(here.slurm.jobs(invocation=invocation)) == 1
 
 
 def test_an_earlier_job_of_the_same_name_is_not_adopted(slurm: Cluster, invocation: str, tmp_path: Path) -> None:  # noqa: F811
     here = submitter(slurm.here, tmp_path)
     name = JobName(invocation, 0, "run")
-    here.submit(name, SLEEP, options=QUIET)
+    here.submit(JobScript(name, SLEEP, options=QUIET))
     here.ledger.write(Intent("00112233445566aa", str(name), "", time.time() - 999, "elsewhere", 1, "1"))
 
     class WithoutComments(Slurm):

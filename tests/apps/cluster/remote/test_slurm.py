@@ -20,7 +20,7 @@ from holdfast.apps.cluster.remote.transport import Here, Transport
 from holdfast.errors import ClusterError, Unreachable
 from tests.support.breaking import needs_root
 from tests.support.running import wait_for
-from tests.support.slurm import Cluster, wait_for_job
+from tests.support.slurm import Cluster, submit_script, wait_for_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def invocation(slurm: Cluster) -> Iterator[str]:
 def submit(slurm: Slurm, invocation: str, script: bytes, *options: str, role: str = "run", task: int = 0) -> str:
     """Submit a job and return its name."""
     name = str(JobName(invocation, task, role))
-    slurm.submit(script, name=name, comment="0123456789abcdef", options=[*QUIET, *options])
+    submit_script(slurm, script, name=name, comment="0123456789abcdef", options=[*QUIET, *options])
     return name
 
 
@@ -141,7 +141,7 @@ def test_a_script_may_be_given_by_its_path(
     script.write_text('#!/bin/sh\ntest "$WORD" = "a b"\n')
     here = Slurm(slurm.here)
     name = str(JobName(invocation, 0, "run"))
-    here.submit(str(script), name=name, comment="", options=QUIET, env={"WORD": "a b"})
+    submit_script(here, str(script), name=name, comment="", options=QUIET, env={"WORD": "a b"})
     assert wait_for_job(here, name, lambda job: not job.active).state == "completed"
 
 

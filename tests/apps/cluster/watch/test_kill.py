@@ -26,7 +26,7 @@ from holdfast.store.run_lock import holders
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import holdfast, lines, run_dir, server, start, wait_for, write_eval
-from tests.support.slurm import wait_for_job
+from tests.support.slurm import submit_script, wait_for_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def foreign(slurm: Slurm, name: str) -> str:
     """Submit a job that does not belong to the invocation, and return its id."""
-    return slurm.submit(SLEEP, name=name, comment="somebody else's", options=["--output=/dev/null"])
+    return submit_script(slurm, SLEEP, name=name, comment="somebody else's", options=["--output=/dev/null"])
 
 
 def states(slurm: Slurm, name: str) -> list[str]:
@@ -141,7 +141,7 @@ def test_a_job_that_was_submitted_unseen_is_ended_too(slurm: Cluster, invocation
     here, name = Slurm(slurm.here), str(JobName(invocation.id, 0, "main"))
     ledger = Ledger(slurm.here, str(invocation.directory))
     ledger.write(Intent("b" * 16, name, "", time.time(), os.uname().nodename, 2**22 + 1, "1"))
-    here.submit(SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
+    submit_script(here, SLEEP, name=name, comment="b" * 16, options=["--output=/dev/null"])
     ended, _ = kill(Subject(slurm.here, str(invocation.directory)), "test", poll=0.1)
     assert len(ended) == 1 and wait_for_job(here, name, lambda job: not job.active)
     assert [job.id is not None for job in ledger.jobs()] == [True]

@@ -23,7 +23,7 @@ from holdfast.apps.cluster.watch.find import Subject
 from holdfast.apps.cluster.watch.status import look
 from tests.support.invocations import SLEEP, Launched, end_all, env_of, launched, public_folder, register, running
 from tests.support.running import ROOT, holdfast, run_dir, server, start, wait_for, write_eval
-from tests.support.slurm import wait_for_job
+from tests.support.slurm import submit_script, wait_for_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,8 +184,8 @@ def test_a_submission_whose_answer_is_overdue_is_settled(slurm: Cluster, invocat
     names = [str(JobName(invocation.id, task, "main")) for task in (0, 1)]
     old = time.time() - DOUBT_SECONDS - 20
     ledger.write(*(Intent(f"{task}" * 16, name, "", old, "elsewhere", task, "1") for task, name in enumerate(names)))
-    submitted = Slurm(slurm.here).submit(
-        SLEEP, name=names[1], comment="1" * 16, options=["--output=/dev/null", "--hold"]
+    submitted = submit_script(
+        Slurm(slurm.here), SLEEP, name=names[1], comment="1" * 16, options=["--output=/dev/null", "--hold"]
     )
     lost, found = look(Subject(slurm.here, str(invocation.directory))).tasks
     assert (lost.status, lost.reason) == ("unsubmitted", "no job was submitted")

@@ -58,7 +58,7 @@ class Chain:
     def _submit(self, role: str, script: str, options: list[str], after: str | None = None) -> Job:
         text = self.submitter.ledger.transport.read(script)
         name = _numbered(self.invocation, self.place.number, role, len(self.known(role)) + 1)
-        return self.submitter.submit(name, text, options=options, comment=comment_of(text), after=after)
+        return self.submitter.submit(JobScript(name, text, script, comment_of(text), options, after))
 
     def known(self, role: str) -> list[Job]:
         """Return all jobs of a role that were ever intended."""
@@ -122,7 +122,7 @@ class SlurmExecutor(Executor):
             text = files[str(PurePosixPath(place.script).relative_to(place.invocation))]
             earlier = sum(is_role(job.intent.name, place.number, "main") for job in known)
             name = _numbered(task.invocation, place.number, "main", earlier + 1)
-            scripts.append(JobScript(name, place.script, text, comment_of(text)))
+            scripts.append(JobScript(name, text, place.script, comment_of(text)))
         return Submitter(Slurm(ledger.transport), ledger).submit_all(scripts)
 
     def states(

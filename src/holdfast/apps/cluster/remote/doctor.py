@@ -24,7 +24,7 @@ from holdfast.apps.cluster.config.profiles import (
 )
 from holdfast.apps.cluster.remote.chain import SlurmExecutor
 from holdfast.apps.cluster.remote.executor import find_executor
-from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.apps.cluster.remote.registry import new_invocation
 from holdfast.apps.cluster.remote.slurm import JobName, Slurm, explain
 from holdfast.apps.cluster.remote.transport import Here, connect
@@ -288,7 +288,8 @@ class _Doctor:
         try:
             token = secrets.token_hex(8)
             self.transport.check(["sh", "-c", 'cat >"$1/token"', "sh", folder], input=token.encode())
-            Submitter(slurm, Ledger(self.transport, folder)).submit(job_name, self._script(folder), options=options)
+            script = JobScript(job_name, self._script(folder), options=options)
+            Submitter(slurm, Ledger(self.transport, folder)).submit(script)
             state = _await(slurm, str(job_name), begun)
             if state is not None and state.active:
                 why = f": {explain(state.reason)}" if state.reason else ""

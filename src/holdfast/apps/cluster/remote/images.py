@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
+from holdfast.apps.cluster.remote.ledger import JobScript, Ledger, Submitter
 from holdfast.apps.cluster.remote.slurm import JobName
 from holdfast.errors import ClusterError
 
@@ -276,7 +276,8 @@ def _import(
     transport.check(["mkdir", "-p", "--", shelf.jobs])
     name = JobName(reference.id, 0, "squash")
     output = f"--output={shelf.jobs}/%j.log"
-    job = Submitter(slurm, Ledger(transport, shelf.jobs)).submit(name, script.encode(), options=[*options, output])
+    submitted = JobScript(name, script.encode(), options=[*options, output])
+    job = Submitter(slurm, Ledger(transport, shelf.jobs)).submit(submitted)
     last = ""
     while True:
         states = [state for state in slurm.jobs(names=[str(name)]) if job.matches(state) and state.id == job.id]

@@ -195,14 +195,17 @@ class Ledger:
 
 
 class JobScript(NamedTuple):
-    """A script that lies on the cluster, and the job that it is for."""
+    """A script, and the job that it is for."""
 
     name: JobName
-    path: str
     text: bytes
+    path: str = ""
+    """on the cluster, if it lies there"""
     comment: str = ""
     """follows the intent in the job's comment"""
     options: Sequence[str] = ()
+    after: str | None = None
+    """the id of the job that this one continues; `options` must make Slurm wait for that job"""
 
 
 class Submitter:
@@ -212,42 +215,13 @@ class Submitter:
         self.slurm = slurm
         self.ledger = ledger
 
-    def submit(
-        self,
-        name: JobName,
-        script: bytes,
-        *,
-        options: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        comment: str = "",
-        after: str | None = None,
-    ) -> Job:
-        """Record the intent, submit the job, and record its id. `comment` follows the intent in the job's comment.
-
-        `after` records which job this one continues; `options` must make Slurm wait for that job.
-
-        ClusterError: Slurm refused the job, which is recorded. Unreachable: unknown; `reconcile` finds out.
-        """
-        intent = new_intent(name, script, after)
-        self.ledger.write(intent)
-        try:
-            job = self.slurm.submit(
-                script,
-                name=intent.name,
-                comment=f"{intent.intent} {comment}".rstrip(),
-                options=options,
-                env={**(env or {}), INTENT: intent.intent},
-            )
-        except ClusterError as error:
-            self.ledger.write(Disowned(intent.intent, time.time(), error.message))
-            raise
-        self.ledger.write(Submitted(intent.intent, job, time.time()))
-        submitted = Job(intent, job)
-        self._cancel_disowned([submitted])
-        return submitted
+    def submit(self, script: JobScript) -> Job:
+        """Submit one script, as `submit_all` does."""
+        (job,) = self.submit_all([script])
+        return job
 
     def submit_all(self, scripts: Sequence[JobScript]) -> list[Job]:
-        """Submit scripts in few round trips, however many they are.
+        """Record intents, submit the scripts, and record their ids: in few round trips, however many they are.
 
         ClusterError: Slurm refused one, which is recorded; those before it are submitted, those after it are not.
         Unreachable: unknown from there on; `reconcile` finds out.
@@ -255,19 +229,19 @@ class Submitter:
         submitted: list[Job] = []
         for first in range(0, len(scripts), _AT_ONCE):
             batch = scripts[first : first + _AT_ONCE]
-            intents = [new_intent(script.name, script.text) for script in batch]
+            intents = [new_intent(script.name, script.text, script.after) for script in batch]
             self.ledger.write(*intents)
             submissions = [
                 Submission(
                     intent.name,
                     f"{intent.intent} {script.comment}".rstrip(),
-                    script.path,
+                    script.path or script.text,
                     script.options,
                     {INTENT: intent.intent},
                 )
                 for intent, script in zip(intents, batch, strict=True)
             ]
-            ids, error = self.slurm.submit_all(submissions)
+            ids, error = self.slurm.submit(submissions)
             now = time.time()
             records: list[Record] = [
                 Submitted(intent.intent, job, now) for intent, job in zip(intents, ids, strict=False)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
@@ -171,28 +172,30 @@ class JobName(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A script of the cluster that is to be submitted."""
+    """A script that is to be submitted."""
 
     name: str
     comment: str
-    script: str
-    """its path; empty for one on standard input"""
-    options: Sequence[str]
-    env: Mapping[str, str]
+    script: str | bytes
+    """the path of a file on the cluster, or the text itself"""
+    options: Sequence[str] = ()
+    env: Mapping[str, str] = MappingProxyType({})
+    """for the script, unless the options forbid it; everybody sees it in the process list"""
 
     @property
-    def argv(self) -> list[str]:
-        """The command that submits it."""
-        return [
-            *("env", *(f"{key}={value}" for key, value in self.env.items())),
-            *("sbatch", "--parsable", *self.options, f"--job-name={self.name}", f"--comment={self.comment}"),
-            *((self.script,) if self.script else ()),
-        ]
+    def command(self) -> bytes:
+        """The shell command that submits it, and that ends the shell if it fails."""
+        words = [*("env", *(f"{key}={value}" for key, value in self.env.items())), "sbatch", "--parsable"]
+        words += [*self.options, f"--job-name={self.name}", f"--comment={self.comment}"]
+        if isinstance(self.script, str):
+            return f"{shlex.join([*words, self.script])} </dev/null || exit\n".encode()
+        return f"{shlex.join(words)} <<'{_END}' || exit\n".encode() + self.script + f"\n{_END}\n".encode()
 
 
 SUBMIT_SECONDS: Final = 10.0
 """how long sbatch may take for each of several jobs"""
 _NEXT: Final = "=== next job ==="
+_END: Final = "=== end of the script ==="
 _SEPARATOR: Final = "\x1f"
 _FIELDS: Final = ("%F", "%K", "%j", "%k", "%u", "%T", "%r", "%N", "%P", "%V", "%S", "%M")
 # Users' own settings must neither hide jobs nor change the format of times.
@@ -217,40 +220,18 @@ class Slurm:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
 
-    def submit(
-        self,
-        script: bytes | str,
-        *,
-        name: str,
-        comment: str,
-        options: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> str:
-        """Submit a script (its text as bytes, or the path of a file on the cluster) and return the job's id.
-
-        ClusterError: Slurm refused the job. Unreachable: the job may have been submitted; look for its name.
-        The script gets `env`, unless the options forbid it, and everybody sees it in the process list.
-        """
-        completed = self.transport.run(
-            Submission(name, comment, "" if isinstance(script, bytes) else script, options, env or {}).argv,
-            input=script if isinstance(script, bytes) else b"",
-            once=True,
-        )
-        self._check(completed, "sbatch")
-        return self._read_id(completed.text)
-
-    def submit_all(self, submissions: Sequence[Submission]) -> tuple[list[str], ClusterError | Unreachable | None]:
-        """Submit scripts of the cluster in one round trip until one fails; return the ids, and the failure.
+    def submit(self, submissions: Sequence[Submission]) -> tuple[list[str], ClusterError | Unreachable | None]:
+        """Submit scripts in one round trip until one fails; return the ids, and the failure.
 
         After ClusterError the next job was refused, and those after it were not tried. After Unreachable it is unknown
         which of the others were submitted.
         """
         # A line before each sbatch ends the script if nobody reads it: then at most one job is in transit.
-        lines = [f"echo '{_NEXT}'\n{shlex.join(submission.argv)} </dev/null || exit\n" for submission in submissions]
+        commands = [f"echo '{_NEXT}'\n".encode() + submission.command for submission in submissions]
         ids: list[str] = []
         try:
             completed = self.transport.run(
-                ["sh"], input="".join(lines).encode(), timeout=TIMEOUT + SUBMIT_SECONDS * len(lines), once=True
+                ["sh"], input=b"".join(commands), timeout=TIMEOUT + SUBMIT_SECONDS * len(commands), once=True
             )
             outputs = completed.text.split(f"{_NEXT}\n")[1:]
             ids.extend(map(self._read_id, outputs if completed.code == 0 else outputs[:-1]))
