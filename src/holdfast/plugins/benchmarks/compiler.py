@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -115,9 +115,49 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
     }
     common = _common(list(params.values())) if kinds == {"generation"} else {}
     metrics = {name: metrics_of(task) for name, task in tasks.items()}
-    whole, count, sizes = sha256(), 0, Counter[str]()
+    rows = _write_rows(tasks, params, common, request, out, report, sources.values())
+    return {
+        "rows": rows.digest,
+        "count": rows.sizes.total(),
+        "kind": next(iter(kinds)),
+        "params": common,
+        "params_vary": any(own.keys() - common.keys() for own in params.values()) and kinds == {"generation"},
+        "graders": graders_of(metrics),
+        "tasks": {
+            name: {
+                "version": task.VERSION,
+                "n_shot": task.config.num_fewshot,
+                "n_original": rows.sizes[name],
+                "metrics": [metric.as_dict() for metric in metrics[name]],
+                **({"alias": task.config.task_alias} if task.config.task_alias else {}),
+            }
+            for name, task in tasks.items()
+        },
+        "groups": {name: _describe_group(group, metrics) for name, group in groups.items() if isinstance(group, Group)},
+        "sources": [msgspec.to_builtins(source) for source in sources.values()],
+        "notices": notices,
+    }
+
+
+class _Rows(NamedTuple):
+    digest: str
+    sizes: Counter[str]
+    """rows by task"""
+
+
+def _write_rows(
+    tasks: dict[str, Any],
+    params: dict[str, dict[str, Any]],
+    common: dict[str, Any],
+    request: CompileRequest,
+    out: Path,
+    report: Callable[[str], None],
+    sources: Iterable[Source],
+) -> _Rows:
+    """Write the rows of all tasks; each row has the parameters that not all tasks have in common."""
     import zstandard
 
+    whole, sizes = sha256(), Counter[str]()
     with out.open("wb") as file, zstandard.ZstdCompressor(level=10).stream_writer(file) as writer:
         for number, (name, task) in enumerate(tasks.items(), 1):
             report(f"{name} ({number} of {len(tasks)})")
@@ -128,35 +168,14 @@ def compile_task(request: CompileRequest, out: Path, report: Callable[[str], Non
                 raise
             except Exception as error:  # whatever a task's own code raises
                 _check_examples(name, task)
-                raise explain("ask", name, error, request, sources.values()) from error
+                raise explain("ask", name, error, request, sources) from error
             for row in rows:
                 line = msgspec.json.encode(row, enc_hook=_plain) + b"\n"
                 whole.update(line)
                 writer.write(line)
-                count += 1
-                sizes[name] += 1
+            sizes[name] += len(rows)
             task._instances = None
-    return {
-        "rows": whole.hexdigest()[:16],
-        "count": count,
-        "kind": next(iter(kinds)),
-        "params": common,
-        "params_vary": any(own.keys() - common.keys() for own in params.values()) and kinds == {"generation"},
-        "graders": graders_of(metrics),
-        "tasks": {
-            name: {
-                "version": task.VERSION,
-                "n_shot": task.config.num_fewshot,
-                "n_original": sizes[name],
-                "metrics": [metric.as_dict() for metric in metrics[name]],
-                **({"alias": task.config.task_alias} if task.config.task_alias else {}),
-            }
-            for name, task in tasks.items()
-        },
-        "groups": {name: _describe_group(group, metrics) for name, group in groups.items() if isinstance(group, Group)},
-        "sources": [msgspec.to_builtins(source) for source in sources.values()],
-        "notices": notices,
-    }
+    return _Rows(whole.hexdigest()[:16], sizes)
 
 
 def explain(what: str, task: str, error: Exception, request: CompileRequest, sources: Iterable[Source]) -> Refused:

@@ -26,7 +26,7 @@ from holdfast.spec.template import RENDER_ERRORS, template
 from holdfast.store.files import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from holdfast import Pending, RunView
@@ -84,10 +84,14 @@ def write_html(view: RunView, folder: Path) -> list[Path]:
         style_hash=content_hash(style),
         script_hash=content_hash(script),
     )
+    _write(path, page)
+    return [path]
+
+
+def _write(path: Path, page: Iterable[str]) -> None:
     with replacing(path) as file:
         for piece in page:
             file.write(piece.encode("utf-8", "backslashreplace"))
-    return [path]
 
 
 def _card(trial: GradedTrial | Pending, timeline: Timeline, prompt: Template) -> dict[str, Any]:
@@ -171,9 +175,7 @@ def write_comparison(views: Sequence[RunView], scored: Sequence[ScoredRun], path
         style=Markup(style),  # noqa: S704 - our own files
         style_hash=content_hash(style),
     )
-    with replacing(path) as file:
-        for piece in pieces:
-            file.write(piece.encode("utf-8", "backslashreplace"))
+    _write(path, pieces)
 
 
 def _conversations(views: Sequence[RunView]) -> Callable[[str], SideBySide | None]:

@@ -169,25 +169,8 @@ class Wandb:
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier export, which this one replaces
         make_directory(folder)
         manifest = view.manifest
-        quiet = wandb.Settings(
-            base_url=settings.base_url,
-            console="off",
-            disable_code=True,
-            disable_git=True,
-            quiet=True,
-            save_code=False,
-            silent=True,
-            x_disable_machine_info=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-        )
-        ours = {
-            "WANDB_DATA_DIR": str(folder / "data"),
-            "WANDB_CACHE_DIR": str(folder / "cache"),
-            "WANDB_SILENT": "true",
-        }
-        with environment(**ours):
+        data, cache = str(folder / "data"), str(folder / "cache")
+        with environment(WANDB_DATA_DIR=data, WANDB_CACHE_DIR=cache, WANDB_SILENT="true"):
             run = wandb.init(
                 id=stable_id(manifest),
                 resume="allow",
@@ -203,7 +186,7 @@ class Wandb:
                 notes=block.description,
                 config={**manifest.eval, "holdfast": about(view), "metadata": block.extra_metadata},
                 allow_val_change=True,
-                settings=quiet,
+                settings=_quiet(settings.base_url),
             )
             try:
                 notes += _send(view, run)
@@ -216,6 +199,25 @@ class Wandb:
         place = str(run.settings.sync_dir)
         send = f"WANDB_BASE_URL={shlex.quote(settings.base_url)} {shlex.join(['wandb', 'sync', place])}"
         return Exported([place], notes, why_offline, send)
+
+
+def _quiet(base_url: str) -> wandb.Settings:
+    """Return settings by which W&B prints nothing, and records nothing about this machine."""
+    import wandb
+
+    return wandb.Settings(
+        base_url=base_url,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        quiet=True,
+        save_code=False,
+        silent=True,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
 
 
 def _why_offline(block: WandbExport, settings: Login) -> tuple[str | None, list[str]]:

@@ -1,13 +1,22 @@
 """Models of the blocks of NeMo Agent Toolkit in the eval file: target, grader and live export."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from holdfast import GraderBlock, TargetBlock
 from holdfast.spec.eval_schema import LiveExport
 from holdfast.spec.schema import refuse_secret_paths
+
+
+def _without_secrets(override: dict[str, Any]) -> dict[str, Any]:
+    refuse_secret_paths(override)
+    return override
+
+
+Override = Annotated[dict[str, Any], AfterValidator(_without_secrets)]
+"""values by dotted path"""
 
 
 class NatTarget(TargetBlock):
@@ -15,7 +24,7 @@ class NatTarget(TargetBlock):
 
     nat: str = Field(pattern=r"\.(ya?ml|json)$")
     """Configuration file of the workflow, relative to the eval file."""
-    override: dict[str, Any] = {}
+    override: Override = {}
     """Values that override the configuration, by dotted path, as in `llms.main.temperature`."""
     result_json_path: str = "$"
     """JSONPath of the answer in the object that the workflow returns, such as `$.output`; as `nat eval` takes it."""
@@ -23,11 +32,6 @@ class NatTarget(TargetBlock):
     """Change this when an installed component answers differently from now on."""
 
     sees_row: ClassVar[bool] = False
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> Self:
-        refuse_secret_paths(self.override)
-        return self
 
     @property
     def reports_cost(self) -> bool:
@@ -48,7 +52,7 @@ class NatGrader(GraderBlock):
     """NAT configuration with the evaluator and its components, relative to the eval file. Default: the target's."""
     evaluator: str | dict[str, Any] | None = None
     """Name of the evaluator under `eval.evaluators`, or its block with a `_type`. Default: the grader's name."""
-    override: dict[str, Any] = {}
+    override: Override = {}
     """Values that override the configuration, by dotted path. Default: the target's."""
     question: str | None = None
     """Template of the question passed to the evaluator. Default: the prompt."""
@@ -73,7 +77,6 @@ class NatGrader(GraderBlock):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        refuse_secret_paths(self.override)
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError("`range` must be the lowest and the highest score, as in [1, 5]")
         if self.dataset is not None and (self.question is not None or self.expected is not None):
@@ -119,12 +122,7 @@ class NatOutput(LiveExport):
     """Dataset block of NAT, whose `id_key` and `structure` name the columns of `workflow_output.json`."""
     config_file: str | None = None
     """NAT configuration, relative to the eval file, that is written next to the results, as `nat eval` does."""
-    override: dict[str, Any] = {}
+    override: Override = {}
     """Values that override the configuration, by dotted path."""
     profiler: dict[str, Any] | None = None
     """Profiler block of NAT: its files are written too, made from the recorded steps. Needs `nvidia-nat-profiler`."""
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> Self:
-        refuse_secret_paths(self.override)
-        return self

@@ -64,7 +64,7 @@ def _fixture(findings: WazaFindings, task: Document, folder: Path, fixtures: Pat
     if "fixture" not in context:
         return {}
     name, place = context["fixture"], ("inputs", "context", "fixture")
-    if not isinstance(name, str) or not _is_plain(name) or Path(name) == Path():
+    if not isinstance(name, str) or not is_below(name):
         findings.wrong(task, place, f"must be the path of a file or folder below the eval's folder, not {name!r}")
         return {}
     for start in (folder, fixtures):
@@ -77,11 +77,6 @@ def _fixture(findings: WazaFindings, task: Document, folder: Path, fixtures: Pat
             return _tree(path)
     findings.wrong(task, place, f"no such file or folder: {name!r}; looked in {folder} (the eval's folder), {fixtures}")
     return {}
-
-
-def _is_plain(name: str) -> bool:
-    """Return True for a relative path that leads nowhere else."""
-    return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _listed(findings: WazaFindings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
@@ -170,7 +165,7 @@ def instruction_files(
     """Read `instruction_files`, which waza looks up in the folder of the task's fixtures only."""
     contents: dict[str, bytes] = {}
     for name in findings.texts(document, location):
-        if not _is_plain(name):
+        if not is_below(name):
             findings.wrong(document, location, f"{name!r} must be a path below the fixtures, {fixtures}")
         elif (path := findings.inside(document, location, fixtures, name)) is not None:
             try:

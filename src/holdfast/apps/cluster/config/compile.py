@@ -418,17 +418,11 @@ def _read_tasks(config: _Configuration, job: _Job) -> tuple[Task, ...]:
 
 def _endpoint(block: DeploymentBlock, asked: ApiEndpoint) -> Endpoint:
     """Return the model that the tasks measure."""
-    if block.type == "none":
-        return Endpoint(
-            model=asked.model_id,
-            base_url=asked.url,
-            api_key_env=asked.api_key_name,
-            type=asked.type,
-            stream=asked.stream,
-        )
+    serves = block.type != "none"
     return Endpoint(
-        model=block.served_model_name,
-        default_model=default_model(block),
+        model=block.served_model_name if serves else asked.model_id,
+        default_model=default_model(block) if serves else None,
+        base_url=None if serves else asked.url,
         api_key_env=asked.api_key_name,
         type=asked.type,
         stream=asked.stream,

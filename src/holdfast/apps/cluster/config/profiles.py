@@ -89,7 +89,11 @@ def load_profile(name: str, cwd: Path, environ: Mapping[str, str]) -> Profile:
 def load_wandb(cwd: Path, environ: Mapping[str, str]) -> tuple[WandbBlock, dict[str, str]]:
     """Load only `[wandb]`, for a configuration that is run without a profile."""
     path = find_env_file(cwd, environ)
-    return (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)))
+    problems: list[Problem] = []
+    wandb = (WandbBlock(), {}) if path is None else _wandb(_read(path, display_path(path, cwd)), problems)
+    if problems:
+        raise ConfigError(problems)
+    return wandb
 
 
 def read_profile(path: Path, name: str, file: str) -> Profile:
@@ -207,10 +211,7 @@ def _inherited(tree: Tree, name: str, seen: tuple[str, ...], names: list[str]) -
     return merged.data, merged
 
 
-def _wandb(tree: Tree, problems: list[Problem] | None = None) -> tuple[WandbBlock, dict[str, str]]:
-    collected: list[Problem] = [] if problems is None else problems
+def _wandb(tree: Tree, problems: list[Problem]) -> tuple[WandbBlock, dict[str, str]]:
     data = tree.get("wandb") or {}
-    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, collected))
-    if problems is None and collected:
-        raise ConfigError(collected)
+    block = cast("WandbBlock | None", validate_block(WandbBlock, data, ("wandb",), tree, problems))
     return block or WandbBlock(), {key: tree.origin(("wandb", key)) for key in data} if isinstance(data, dict) else {}

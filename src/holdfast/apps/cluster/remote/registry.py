@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.apps.cluster.remote.invocation import write
 from holdfast.apps.cluster.remote.ledger import Record  # noqa: TC001 - msgspec reads it
 from holdfast.errors import UsageError
-from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class InvocationRegistry:
 
     def add(self, invocation: Invocation) -> None:
         """Add an invocation, or replace the one of the same id."""
-        make_directory(self.folder)
-        with replacing(self.folder / f"{invocation.id}.json") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(invocation)) + b"\n")
+        write(self.folder / f"{invocation.id}.json", invocation)
 
     def remove(self, invocation: str) -> None:
         """Remove an invocation of which nothing was submitted."""

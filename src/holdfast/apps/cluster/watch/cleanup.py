@@ -63,11 +63,7 @@ def kill(
 
     The `stop` mark is left first, so that no job that starts meanwhile continues: a successor would queue another one.
     """
-    files = read_files(subject.transport, subject.directory)
-    if not files.mine:
-        raise UsageError(
-            f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can cancel its jobs."
-        )
+    files = _own_files(subject, "cancel its jobs")
     try:
         before = _live_jobs(subject, files)
     except Unreachable:  # the mark matters more than their number
@@ -82,6 +78,16 @@ def kill(
             "but running jobs may not have been cancelled",
             remedy="Run the same command again when it answers.",
         ) from None
+
+
+def _own_files(subject: Subject, action: str) -> Files:
+    """Read the files of an invocation; UsageError if it is somebody else's: only they may do this."""
+    files = read_files(subject.transport, subject.directory)
+    if not files.mine:
+        raise UsageError(
+            f"{subject.name} is an invocation of {files.invocation.user}", remedy=f"Only they can {action}."
+        )
+    return files
 
 
 def _end_jobs(
@@ -155,11 +161,7 @@ def remove(transport: Transport, base: str, entries: Iterable[Unneeded]) -> None
 
 def remove_invocation(subject: Subject) -> str:
     """Remove the directory of an invocation without jobs, forget its id, and return its `remote_job_dir`."""
-    files = read_files(subject.transport, subject.directory)
-    if not files.mine:
-        raise UsageError(
-            f"{subject.name} is an invocation of {files.invocation.user}", remedy="Only they can remove it."
-        )
+    files = _own_files(subject, "remove it")
     if live := [state.name for state in jobs_of(subject.transport, files) if state.active]:
         raise UsageError(
             f"{subject.name} has jobs: {', '.join(live)}", remedy=f"Stop it first: holdfast kill {subject.name}"

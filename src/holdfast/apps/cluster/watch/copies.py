@@ -24,10 +24,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from holdfast.apps.cluster.remote.invocation import write
 from holdfast.apps.cluster.watch.find import RunPlace, look_up
 from holdfast.apps.cluster.watch.status import read_files
 from holdfast.errors import ClusterError, HoldfastError, Unreachable, UsageError
-from holdfast.store.files import make_directory, replacing, sync
+from holdfast.store.files import make_directory, sync
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
@@ -222,8 +223,7 @@ class _Fetch:
             if name in changed:
                 self._arriving(name).replace(self._local(name))
         fetched = _Record(self._place.transport.host, self._place.path, time.time(), stamps)
-        with replacing(self._copy / RECORD) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(fetched)) + b"\n")
+        write(self._copy / RECORD, fetched)
         return self._copy
 
     def _local(self, name: str) -> Path:

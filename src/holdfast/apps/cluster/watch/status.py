@@ -25,7 +25,6 @@ from holdfast.apps.cluster.remote.registry import InvocationRegistry
 from holdfast.apps.cluster.remote.slurm import ACTIVE, JobName
 from holdfast.apps.cluster.watch.find import subject_from
 from holdfast.errors import ClusterError, Unreachable, UsageError
-from holdfast.store.files import make_directory, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -356,9 +355,7 @@ class _Cache:
 
     def put(self, picture: Picture) -> None:
         with suppress(OSError):  # not essential
-            make_directory(self._folder)
-            with replacing(self._folder / f"{picture.id}.json") as file:
-                file.write(msgspec.json.encode(picture))
+            layout.write(self._folder / f"{picture.id}.json", picture)
 
     def get(self, invocation: str) -> Picture | None:
         with suppress(OSError, msgspec.DecodeError):
