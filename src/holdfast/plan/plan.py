@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,12 +18,12 @@ from holdfast.store.index import pack, unpack
 from holdfast.store.records import apply_threshold
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Iterator, Sequence
 
     from holdfast.data.dataset import Dataset, Sample
     from holdfast.data.panels import Panel
     from holdfast.data.survey import Survey
-    from holdfast.plan.reuse import Borrowed
     from holdfast.spec.grader_schema import Combine, Measure
     from holdfast.store.heads import Moment, OutputRef
     from holdfast.store.index import Key, RunIndex
@@ -296,17 +296,34 @@ def look_up(survey: Survey, work: Work, index: RunIndex, numbers: Sequence[int])
             yield TrialRecords(number, key, outputs.get(key), verdicts.get(key, _NO_VERDICTS))
 
 
-def make_plan(
-    survey: Survey, work: Work, index: RunIndex, borrowed: Borrowed | None = None, known_done: bytes = b""
-) -> Plan:
+class Lent(Protocol):
+    """Records of other runs, which a plan counts."""
+
+    outputs: dict[str, OutputRef]
+    verdicts: dict[str, dict[VerdictKey, VerdictRef]]
+    """by the key of the output"""
+
+    @property
+    def index(self) -> RunIndex | None:
+        """The records of the run whose journals are shared, if there is one."""
+        ...
+
+    @property
+    def runs(self) -> Counter[str]:
+        """Number of outputs by run."""
+        ...
+
+
+def make_plan(survey: Survey, work: Work, index: RunIndex, lent: Lent | None = None, known_done: bytes = b"") -> Plan:
     """Count the trials that are finished here, finished in other runs, and not finished.
 
     `known_done` has a 1 for each trial that is known to be finished, by the records of `index` or of a shared run.
     """
     finished, reused, to_grade = known_done.count(1), 0, 0
-    lent_outputs = borrowed.outputs if borrowed else {}
-    lent_verdicts = borrowed.verdicts if borrowed else {}
-    records = borrowed.shared.index if borrowed and borrowed.shared else index
+    lent_outputs = lent.outputs if lent else {}
+    lent_verdicts = lent.verdicts if lent else {}
+    shared = lent.index if lent else None
+    records = index if shared is None else shared
     done = bytearray(known_done or bytes(survey.count * work.trials if index.rows["outputs"] else 0))
     if records.rows["outputs"] or lent_outputs:
         numbers = work.numbers(survey, known_done)
@@ -324,11 +341,11 @@ def make_plan(
                 to_grade += 1
             else:
                 reused += 1
-    if borrowed is not None and borrowed.shared is not None:
+    if shared is not None:
         finished, reused = 0, finished + reused  # the outputs of a new run are all the lender's
     total = survey.count * work.trials
     to_run = total - finished - reused - to_grade
-    lenders = dict(borrowed.runs) if borrowed else {}
+    lenders = dict(lent.runs) if lent else {}
     begun = min(to_run, len(index.begun()))
     counts = survey.count, work.trials, finished, to_grade, to_run, reused
     return Plan(*counts, lenders, begun=begun, uncertain=len(index.uncertain_trials()), done=bytes(done))

@@ -115,6 +115,11 @@ class Borrowed(msgspec.Struct):
         return names if self.shared is None else {*names, self.shared.name}
 
     @property
+    def index(self) -> RunIndex | None:
+        """The records of the run whose journals are shared, if there is one."""
+        return None if self.shared is None else self.shared.index
+
+    @property
     def runs(self) -> Counter[str]:
         """Number of outputs by run."""
         runs = Counter(self.lenders.values())

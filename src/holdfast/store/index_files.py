@@ -27,7 +27,7 @@ import shutil
 import sqlite3
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -41,10 +41,9 @@ from holdfast.store.records import Spent
 from holdfast.store.shared import journal_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.store.rundir import RunDir
 
 INDEX: Final = ".index"
 """Folder of the published index in a run directory."""
@@ -59,6 +58,16 @@ _FEW: Final = 0.05
 """share of new rows up to which they are added to a searchable table one by one"""
 UNUSABLE: Final = (OSError, sqlite3.Error, *UNREADABLE, ValueError, OverflowError, Fault)
 """errors that mean only that an index cannot be used"""
+
+
+class JournalFolder(Protocol):
+    """The folder that an index is made for: a run directory."""
+
+    path: Path
+
+    def journals(self, name: str) -> Iterator[Path]:
+        """Yield the files of one kind of journal, of all writers."""
+        ...
 
 
 class JournalMark(msgspec.Struct):
@@ -159,7 +168,7 @@ def temporary_file(folder: Path) -> Path:
     return folder / f".{secrets.token_hex(6)}.tmp"
 
 
-def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
+def open_index(rundir: JournalFolder, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
     """Return the index of a run, read to the end of its journals.
 
     It begins with the published index, in any of the folders, that covers most. If that lacks `limit` bytes of the
@@ -170,7 +179,7 @@ def open_index(rundir: RunDir, folders: Sequence[Path], place: Path, *, durable:
     return refresh_index(index, rundir, place, durable=durable, limit=limit)
 
 
-def refresh_index(index: RunIndex, rundir: RunDir, folder: Path, *, durable: bool, limit: int) -> RunIndex:
+def refresh_index(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: bool, limit: int) -> RunIndex:
     """Bring an index up to date with its journals, and return it.
 
     After `limit` bytes since the last publication, publish a new index and return that instead.
@@ -184,7 +193,7 @@ def refresh_index(index: RunIndex, rundir: RunDir, folder: Path, *, durable: boo
     return index
 
 
-def _open_published(rundir: RunDir, folder: Path, *, check: bool = True) -> RunIndex | None:
+def _open_published(rundir: JournalFolder, folder: Path, *, check: bool = True) -> RunIndex | None:
     """Return an index that begins with the published index in a folder; None if no such file is valid.
 
     `check` is as for `find_published`.
@@ -227,7 +236,7 @@ def _digest(path: Path) -> str:
     return content.hexdigest()
 
 
-def _publish(index: RunIndex, rundir: RunDir, folder: Path, *, durable: bool) -> RunIndex | None:
+def _publish(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: bool) -> RunIndex | None:
     """Publish an index of the journals as they are now, and return it; None if that is impossible.
 
     The published index that `index` begins with is copied, so that only what was appended is read.
@@ -250,7 +259,7 @@ def _publish(index: RunIndex, rundir: RunDir, folder: Path, *, durable: bool) ->
     return published
 
 
-def _build(index: RunIndex, rundir: RunDir, path: Path, *, durable: bool) -> RunIndex:
+def _build(index: RunIndex, rundir: JournalFolder, path: Path, *, durable: bool) -> RunIndex:
     """Write the tables of all journals to a file; return what was read."""
     builder = None
     if index.published is not None:
@@ -273,7 +282,7 @@ def _build(index: RunIndex, rundir: RunDir, path: Path, *, durable: bool) -> Run
     return builder
 
 
-def _prepare_copy(builder: RunIndex, rundir: RunDir) -> None:
+def _prepare_copy(builder: RunIndex, rundir: JournalFolder) -> None:
     """Remove rows of a lender that do not count here; let the copy not be searchable while many rows are added."""
     appended = journals_size(rundir) - builder.published_bytes
     for table in TABLES:
@@ -283,12 +292,12 @@ def _prepare_copy(builder: RunIndex, rundir: RunDir) -> None:
             builder.db.execute(f"DROP INDEX work.{table}_key")
 
 
-def journals_size(rundir: RunDir) -> int:
+def journals_size(rundir: JournalFolder) -> int:
     """Return how many bytes the journals of a run have that an index is made of."""
     return sum(journal_size(path) for kind in JOURNALS for path in rundir.journals(kind.name))
 
 
-def _describe(builder: RunIndex, rundir: RunDir) -> _Journals:
+def _describe(builder: RunIndex, rundir: JournalFolder) -> _Journals:
     spent = builder.totals
     return _Journals(
         rows=builder.rows,
@@ -304,7 +313,7 @@ def make_mark(root: Path, path: Path, extent: Extent | None) -> JournalMark | No
     return None if extent is None else JournalMark(str(path.relative_to(root)), *extent, *_digests(path, *extent))
 
 
-def share_published(lender: RunDir, rundir: RunDir, links: Mapping[Path, Path]) -> None:
+def share_published(lender: JournalFolder, rundir: JournalFolder, links: Mapping[Path, Path]) -> None:
     """Let a run use the published index of the run whose journals it shares, if that index is valid.
 
     `links` maps each journal of the lender that is shared to its link in this run.
