@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from tests.support.running import ROOT, environment
+from tests.support.running import ROOT, Server, environment
 from tests.support.specs import write_spec
 
 if TYPE_CHECKING:
@@ -178,6 +178,28 @@ def test_built_in_plugins_import_public_names_and_the_modules_of_the_documentati
     assert sorted(listed) == sorted(used)
 
 
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or not."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    reached = {name: reach(name) for name in graph}
+    groups = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in graph}
+    return [list(group) for group in sorted(groups) if group]
+
+
+def test_no_module_imports_itself_on_any_way() -> None:
+    """Imports for the type checker count, too."""
+    assert cycles({name: dependencies(path) & modules().keys() for name, path in modules().items()}) == []
+
+
 def test_public_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
@@ -261,12 +283,13 @@ def run_without(packages: str, script: str, folder: Path) -> subprocess.Complete
     )
 
 
+QUESTION = {"question": "1 + 1", "expected": 2}
 COMMAND = "from holdfast.apps.cli.main import main\nsys.argv = ['holdfast', 'eval', *{}, '--display', 'json']\nmain()\n"
 
 
 def test_the_core_can_be_imported_and_runs_an_eval_without_plugins_and_apps(tmp_path: Path) -> None:
     core = [".".join(["holdfast", name]) for name in modules() if name and name.split(".")[0] in CORE]
-    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[{"question": "1 + 1", "expected": 2}])
+    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[QUESTION])
     script = (
         "import holdfast, importlib\n"
         "assert holdfast.evaluate('eval.yaml').score == 1\n"
@@ -277,7 +300,7 @@ def test_the_core_can_be_imported_and_runs_an_eval_without_plugins_and_apps(tmp_
 
 
 def test_the_command_runs_an_eval_without_plugins(tmp_path: Path) -> None:
-    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[{"question": "1 + 1", "expected": 2}])
+    write_spec(tmp_path, target={"command": ["echo", "2"]}, samples=[QUESTION])
     ended = run_without("holdfast.plugins", COMMAND.format(["eval.yaml"]), tmp_path)
     assert ended.returncode == 0, ended.stderr
 
@@ -305,6 +328,25 @@ def test_a_file_of_a_missing_format_and_a_missing_benchmark_are_errors(tmp_path:
         ended = run_without("holdfast.plugins", COMMAND.format([name]), tmp_path)
         assert ended.returncode == 2 and "holdfast.plugins.benchmarks.format is missing" in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["function", "model"])
+def test_an_eval_of_one_prompt_loads_at_most_120_modules(kind: str, provider: Server, tmp_path: Path) -> None:
+    (tmp_path / "answer.py").write_text("def answer(prompt):\n    return '2'\n")
+    model = {"model": "m", "base_url": provider.base_url}
+    write_spec(tmp_path, target=model if kind == "model" else {"python": "answer.py:answer"}, samples=[QUESTION])
+    script = (
+        "import atexit\n"
+        "ours = lambda: [name for name in sys.modules if name.split('.')[0] == 'holdfast']\n"
+        "atexit.register(lambda: print('loaded:', len(ours()), file=sys.stderr))\n"
+        "from holdfast.apps.cli.main import main\n"
+        "sys.argv = ['holdfast', 'eval', 'eval.yaml']\n"
+        "main()\n"
+    )
+    ended = run_without("", script, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    loaded = re.search(r"^loaded: (\d+)$", ended.stderr, re.MULTILINE)
+    assert loaded is not None and int(loaded[1]) <= 120, ended.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
