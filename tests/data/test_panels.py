@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.data.panels import Conditions, Panel
+from holdfast.data.columns import Conditions, Panel
 from holdfast.errors import ConfigError
 from holdfast.plan.identity import identify
 from holdfast.report.run_view import RunView

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.data.panels import Panel
+from holdfast.data.columns import Panel
 from holdfast.errors import ConfigError, Problem
 from holdfast.spec.template import RENDER_ERRORS, NotText, Template, TemplateError, expression
 

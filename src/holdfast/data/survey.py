@@ -23,8 +23,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.data.checks import Questions, Shape, TemplateChecks
-from holdfast.data.columns import Groupings, RowValues
-from holdfast.data.panels import Conditions, Panel, Panels
+from holdfast.data.columns import Conditions, Groupings, Panel, Panels, RowValues
 from holdfast.errors import ConfigError, DataError, HoldfastError
 from holdfast.spec.eval import benchmark_tasks, fields_of_target
 from holdfast.spec.load_graders import GRADERS

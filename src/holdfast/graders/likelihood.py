@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.data.checks import RowCheck
+    from holdfast.data.columns import Panel
     from holdfast.data.dataset import Sample
-    from holdfast.data.panels import Panel
     from holdfast.graders.types import Case
     from holdfast.spec.document import Location
     from holdfast.spec.eval import Eval, Origin

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.data.panels import Panel
+    from holdfast.data.columns import Panel
     from holdfast.data.survey import Survey
     from holdfast.plan.plan import Work
     from holdfast.store.index import RunIndex

@@ -13,8 +13,8 @@ import msgspec
 from holdfast.canonical import digest, digest_bytes
 from holdfast.conversation.turns import Script
 from holdfast.data.checks import misspelled_fields
+from holdfast.data.columns import name_graders
 from holdfast.data.dataset import Dataset
-from holdfast.data.panels import name_graders
 from holdfast.data.survey import Survey, survey_dataset
 from holdfast.errors import ConfigError, Problem
 from holdfast.graders.build import grader_identity, grader_places, threshold

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator, Sequence
 
+    from holdfast.data.columns import Panel
     from holdfast.data.dataset import Dataset, Sample
-    from holdfast.data.panels import Panel
     from holdfast.data.survey import Survey
     from holdfast.spec.grader_schema import Combine, Measure
     from holdfast.store.heads import Moment, OutputRef

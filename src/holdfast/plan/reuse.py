@@ -46,7 +46,7 @@ from holdfast.store.shared import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
-    from holdfast.data.panels import Panel
+    from holdfast.data.columns import Panel
     from holdfast.data.survey import Survey
     from holdfast.plan.plan import Verdicts, Work
 

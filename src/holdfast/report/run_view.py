@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.conversation.turns import Script
+from holdfast.data.columns import Conditions, Panel
 from holdfast.data.dataset import Dataset
-from holdfast.data.panels import Conditions, Panel
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.graders.build import GraderPlace, grader_places, threshold
 from holdfast.plan.identity import slot_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.data.panels import name_graders
+from holdfast.data.columns import name_graders
 from holdfast.graders.build import grader_class
 from holdfast.report.stats import estimate, pass_all_k, pass_at_k
 from holdfast.store.metrics import Agreement, GraderMetrics, ValueMetrics
@@ -23,7 +23,7 @@ from holdfast.store.records import describe_answers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from holdfast.data.panels import Panel
+    from holdfast.data.columns import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.report.stats import Estimate
     from holdfast.report.trials import Judged, JudgedOutput, TrialStatus

@@ -15,8 +15,8 @@ from msgspec import Struct, UnsetType
 
 from holdfast.conversation.simulated_user import Decision
 from holdfast.conversation.turns import Conversation, Prompts
+from holdfast.data.columns import Panel
 from holdfast.data.dataset import Sample
-from holdfast.data.panels import Panel
 from holdfast.errors import AttemptError
 from holdfast.graders.build import threshold
 from holdfast.plan.changes import format_count

@@ -20,8 +20,7 @@ from urllib.parse import quote
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
-from holdfast.data.columns import as_text
-from holdfast.data.panels import Conditions
+from holdfast.data.columns import Conditions, as_text
 from holdfast.store.catalog import is_running
 from holdfast.store.files import read_file
 from holdfast.store.index import JOURNALS, connect, pack, unpack
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from holdfast.data.columns import Panel
     from holdfast.data.dataset import Sample
-    from holdfast.data.panels import Panel
     from holdfast.plan.identity import RunIdentity
     from holdfast.report.run_view import RunView
     from holdfast.report.trials import JudgedOutput, TrialBatch

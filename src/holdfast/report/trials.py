@@ -27,7 +27,7 @@ from holdfast.store.records import GradeStatus, Usage, apply_threshold
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from holdfast.data.panels import Panel
+    from holdfast.data.columns import Panel
     from holdfast.graders.build import GraderPlace
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import TrialRecords, Work

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.data.panels import Panel
+from holdfast.data.columns import Panel
 from holdfast.plugins.lm_eval import _document
 from holdfast.report.run_view import GradedTrial
 from tests.support.lab import Lab, rows

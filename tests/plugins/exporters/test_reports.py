@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.data.panels import Panel
+from holdfast.data.columns import Panel
 from holdfast.plugins.exporters import html
 from holdfast.plugins.exporters.html import write_html
 from holdfast.plugins.exporters.junit import write_junit
