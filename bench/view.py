@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.apps.view.columns import open_columns, read_rows
 from holdfast.apps.view.query import parse_query
-from holdfast.apps.view.search import search
+from holdfast.apps.view.search import TextSearch
 from holdfast.apps.view.snapshot import facets, select
 from holdfast.store.index_files import INDEX
 from holdfast.store.rundir import RunDir
@@ -115,11 +115,11 @@ def ask_columns(rundir: RunDir) -> dict[str, Any]:
             timed(lambda sample=sample: columns.view.trial(sample, 1, near=columns.find(sample, 1) / columns.rows))[0]
         )
     measured["trial"] = trials
-    measured["hit"], _ = timed(lambda: next(search(columns, COMMON)))
+    measured["hit"], _ = timed(lambda: next(iter(TextSearch(columns.table, COMMON))))
     began = cpu_seconds()
-    measured["absent"], _ = timed(lambda: list(search(columns, "no such text anywhere")))
+    measured["absent"], _ = timed(lambda: list(TextSearch(columns.table, "no such text anywhere")))
     measured["absent_cpu"] = cpu_seconds() - began
-    measured["rare"], rows = timed(lambda: list(search(columns, RARE)))
+    measured["rare"], rows = timed(lambda: list(TextSearch(columns.table, RARE)))
     measured["rows"], measured["hits"] = columns.rows, len(rows)
     measured["memory"] = memory()
     return measured

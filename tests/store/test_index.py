@@ -238,10 +238,10 @@ def test_an_output_that_no_longer_counts_was_paid_for_once(run: JournaledRun) ->
 
 
 def test_temporary_files_are_removed_once_they_are_abandoned(tmp_path: Path) -> None:
-    abandoned, fresh = temporary_file(tmp_path), temporary_file(tmp_path)
-    for path in (abandoned, fresh):
-        path.touch()
-    os.utime(abandoned, (0, 0))
-    another = temporary_file(tmp_path)
-    assert [*tmp_path.iterdir()] == [fresh], "another process may be writing it"
-    assert another not in (abandoned, fresh)
+    with temporary_file(tmp_path) as abandoned, temporary_file(tmp_path) as fresh:
+        for path in (abandoned, fresh):
+            path.touch()
+        os.utime(abandoned, (0, 0))
+        with temporary_file(tmp_path):
+            assert [*tmp_path.iterdir()] == [fresh], "another process may be writing it"
+    assert [*tmp_path.iterdir()] == []

@@ -66,7 +66,7 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     """Publish which trials are finished according to a published index, unless a verdict may change."""
     if index.published is None or index.has_later_rows or _may_change(work, index) or not done:
         return
-    folder, temporary = rundir.path / INDEX, None
+    folder = rundir.path / INDEX
     kinds, numbers = survey.panels.packed()
     content = _Content(
         index=index.published.name,
@@ -78,18 +78,13 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     )
     panels = b"".join(number.to_bytes(2, "little") for number in numbers) if any(numbers) else b""
     parts = {"done": done, "rows": survey.digests, "asked": survey.asked, "panels": panels}
-    with suppress(*UNUSABLE):
-        temporary = temporary_file(folder)
+    with suppress(*UNUSABLE), temporary_file(folder) as temporary:
         db = sqlite3.connect(temporary, isolation_level=None)
         db.execute("PRAGMA journal_mode=OFF")
         db.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, bytes BLOB)")
         db.executemany("INSERT INTO parts VALUES (?, ?)", parts.items())
         db.close()
         publish_file(folder, _NAME, temporary, content)
-        return
-    if temporary is not None:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex) -> bytes:

@@ -161,23 +161,11 @@ class TrialTable:
         self.db.executemany(f"INSERT OR REPLACE INTO main.trials VALUES ({marks})", rows)
         self.db.execute("COMMIT")
 
-    def outcome(self, outcome: TrialOutcome) -> int:
-        """Return the number of an outcome."""
-        number = self._outcome_numbers.get(outcome)
-        if number is None:
-            number = self._outcome_numbers[outcome] = len(self.outcomes)
-            self.outcomes.append(outcome)
-        return number
-
     def place(self, line: LineRef | None) -> tuple[int | None, int | None, int | None]:
         """Return the place of a line for the columns of a row."""
         if line is None:
             return None, None, None
-        number = self._file_numbers.get(line.path)
-        if number is None:
-            number = self._file_numbers[line.path] = len(self.files)
-            self.files.append(line.path)
-        return number, line.offset, line.length
+        return _number(line.path, self._file_numbers, self.files), line.offset, line.length
 
     def row_of(
         self,
@@ -228,14 +216,15 @@ class TrialTable:
                 *self.place(ref.line),
             ]
         error = self.place(failure.line if failure is not None and outcome.error else None)
-        about = (number, pack(key), sample, trial, self._panel(panel), self.outcome(outcome), *values)
-        return (*about, *numbers, *error, *scores)
-
-    def _panel(self, panel: Panel | None) -> int:
-        number = self._panel_numbers.setdefault(panel, len(self.panels))
-        if number == len(self.panels):
-            self.panels.append(panel)
-        return number
+        about = (
+            number,
+            pack(key),
+            sample,
+            trial,
+            _number(panel, self._panel_numbers, self.panels),
+            _number(outcome, self._outcome_numbers, self.outcomes),
+        )
+        return (*about, *values, *numbers, *error, *scores)
 
     def _judge(
         self, ref: OutputRef, judged: JudgedOutput, failure: Failure | None
@@ -286,6 +275,14 @@ class TrialTable:
             some = keys[start : start + _BATCH]
             numbers |= dict(self.select("key, n", f"key IN ({','.join('?' * len(some))})", some))
         return numbers
+
+
+def _number(value: T, numbers: dict[T, int], values: list[T]) -> int:
+    """Return the number of a value in a list, to which it is added if it is new."""
+    number = numbers.setdefault(value, len(values))
+    if number == len(values):
+        values.append(value)
+    return number
 
 
 def score_column(grader: int) -> str:
@@ -477,9 +474,7 @@ class ReportedTable:
 
 def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex, folder: Path) -> None:
     """Publish the table of a finished run in a folder. If that is impossible, there is none."""
-    temporary = None
-    with suppress(*UNUSABLE):
-        temporary = temporary_file(folder)
+    with suppress(*UNUSABLE), temporary_file(folder) as temporary:
         table.db.execute("VACUUM main INTO ?", (str(temporary),))
         marks = [make_mark(rundir.path, path, extent) for path, extent in index.extents.items()]
         content = _Content(
@@ -493,10 +488,6 @@ def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex, folder: Pa
             _report_digest(rundir),
         )
         publish_file(folder, _NAME, temporary, content)
-        return
-    if temporary is not None:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def open_published_table(rundir: RunDir, graders: Sequence[str]) -> TrialTable | None:

@@ -26,7 +26,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -158,14 +158,23 @@ def _write_head(folder: Path, name: str, head: _Head) -> None:
         file.write(seal(msgspec.json.encode(head)))
 
 
-def temporary_file(folder: Path) -> Path:
-    """Return a new name in a folder; create the folder if necessary, and remove leftovers of killed processes."""
+@contextmanager
+def temporary_file(folder: Path) -> Iterator[Path]:
+    """Yield a new name in a folder, and remove the file at the end unless it has another name by then.
+
+    Create the folder if necessary, and remove leftovers of killed processes.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o777 if folder.name == INDEX else 0o700)
     for leftover in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > _ABANDONED:  # else another reader may be writing it
                 leftover.unlink()
-    return folder / f".{secrets.token_hex(6)}.tmp"
+    temporary = folder / f".{secrets.token_hex(6)}.tmp"
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def open_index(rundir: JournalFolder, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
@@ -241,18 +250,14 @@ def _publish(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: b
 
     The published index that `index` begins with is copied, so that only what was appended is read.
     """
-    temporary = None
     try:
-        temporary = temporary_file(folder)
-        builder = _build(index, rundir, temporary, durable=durable)
-        if any(not spot.torn for spot in builder.damage):
-            raise ValueError("a damaged line, which has to be cut out first")
-        publish_file(folder, _NAME, temporary, _describe(builder, rundir))
-        published = _open_published(rundir, folder, check=False)
+        with temporary_file(folder) as temporary:
+            builder = _build(index, rundir, temporary, durable=durable)
+            if any(not spot.torn for spot in builder.damage):
+                raise ValueError("a damaged line, which has to be cut out first")
+            publish_file(folder, _NAME, temporary, _describe(builder, rundir))
+            published = _open_published(rundir, folder, check=False)
     except UNUSABLE:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
         return None
     if published is not None:
         published.damage = builder.damage

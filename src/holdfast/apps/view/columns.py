@@ -64,7 +64,7 @@ _MOST_COMPUTED: Final = 16
 """results that are kept until a row changes"""
 _MOST_FIELDS: Final = 8
 """fields whose values are kept"""
-_PREVIEW: Final = 300
+PREVIEW: Final = 300
 """characters of an answer in a row"""
 _MOST_VALUES: Final = 10_000
 """maximum number of values of a field that groups rows; with more, it is a text or an id"""
@@ -85,19 +85,19 @@ class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None
     graders: dict[str, tuple[RowStatus, float | None]]
     """status and score by grader, for graders that apply to the row"""
-    turns: int | None
-    tokens: int | None
-    cost: float | None
+    turns: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
     """dollars"""
-    seconds: float | None
-    attempt: int | None
+    seconds: float | None = None
+    attempt: int | None = None
     answer: str
     """class of the answer; empty without an output"""
-    stop: str
+    stop: str = ""
     """why the conversation ended, as the target reports it"""
-    stopped: int | None
+    stopped: int | None = None
     """turn of the checkpoint that ended the conversation"""
-    error: str
+    error: str = ""
     """why there is no output or no verdict: kind and message of the last failed attempt"""
     preview: str
     """beginning of the answer"""
@@ -386,18 +386,12 @@ def _read_row(table: TrialTable, row: Sequence[Any]) -> TrialRow:
         for number, (name, code) in enumerate(zip(table.graders, outcome.statuses, strict=True))
         if code
     }
+    same = ("sample", "trial", "score", "turns", "tokens", "cost", "seconds", "attempt")
     return TrialRow(
         row=values["n"],
-        sample=values["sample"],
-        trial=values["trial"],
+        **{name: values[name] for name in same},
         status=STATUSES[outcome.status - 1],
-        score=values["score"],
         graders=graders,
-        turns=values["turns"],
-        tokens=values["tokens"],
-        cost=values["cost"],
-        seconds=values["seconds"],
-        attempt=values["attempt"],
         answer=outcome.answer,
         stop=outcome.stop,
         stopped=outcome.stopped or None,
@@ -415,7 +409,7 @@ def _preview(line: LineRef | None) -> str:
     if line is None:
         return ""
     try:
-        return _answer.decode(line.read()).output[:_PREVIEW]
+        return _answer.decode(line.read()).output[:PREVIEW]
     except UNREADABLE:
         return ""  # the journal has been repaired, which the next look at it notices
 

@@ -21,8 +21,6 @@ from holdfast.report.trial_counts import TrialNumbers, TrialsTally
 from holdfast.report.trial_table import STATUSES, score_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from holdfast.apps.view.site import Site
     from holdfast.report.run_view import RunView
     from holdfast.report.trial_table import TrialTable
@@ -37,7 +35,7 @@ _MANY: Final = 100_000
 """number of trials from which no page waits for their count, and of a finished run a helper process counts them"""
 _STATUS: Final[tuple[TrialStatus, ...]] = tuple("pending" if status == "ungraded" else status for status in STATUSES)
 """by the codes of statuses, less one"""
-_COLUMNS: Final = ("sample", "outcome", "score", "turns", "tokens", "cost", "started", "seconds", "first_token")
+_COLUMNS: Final = ("outcome", "sample", "score", "turns", "tokens", "cost", "started", "seconds", "first_token")
 
 
 class Counting:
@@ -89,29 +87,19 @@ def count_rows(view: RunView, columns: Columns) -> TrialsTally:
     tally = TrialsTally(view)
     with columns.lock:
         table = columns.table
-    for trial in _numbers(table):
-        tally.add(trial)
+    words: dict[int, tuple[Any, ...]] = {}
+    """of outcomes, which become more while a run goes on"""
+    names = ", ".join([*_COLUMNS, *map(score_column, range(len(table.graders)))])
+    for number, sample, score, turns, *usage_and_times in table.select(names, "file IS NOT NULL ORDER BY n"):
+        if number not in words:
+            words[number] = _words_of(table, number)
+        status, graders, stopped, *answer = words[number]
+        numbers, scores = usage_and_times[:5], usage_and_times[5:]
+        grades = {name: (state, scores[grader]) for grader, name, state in graders}
+        tally.add(TrialNumbers(sample, status, score, grades, turns, stopped, *numbers, *answer))
     for number, count in table.count("outcome", "file IS NULL").items():
         tally.missing[_STATUS[table.outcomes[number].status - 1]] += count
     return tally
-
-
-def _numbers(table: TrialTable) -> Iterator[TrialNumbers]:
-    """Yield the trials that have an output."""
-    scores = [score_column(number) for number in range(len(table.graders))]
-    words: dict[int, tuple[Any, ...]] = {}
-    """of outcomes, which become more while a run goes on"""
-    names = ", ".join([*_COLUMNS, *scores])
-    for sample, number, score, turns, tokens, cost, started, seconds, first_token, *scores_of_trial in table.select(
-        names, "file IS NOT NULL ORDER BY n"
-    ):
-        if number not in words:
-            words[number] = _words_of(table, number)
-        status, graders, stopped, answer, reused = words[number]
-        grades = {name: (state, scores_of_trial[grader]) for grader, name, state in graders}
-        yield TrialNumbers(
-            sample, status, score, grades, turns, stopped, tokens, cost, started, seconds, first_token, answer, reused
-        )
 
 
 def _words_of(table: TrialTable, number: int) -> tuple[Any, ...]:

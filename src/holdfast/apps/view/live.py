@@ -119,16 +119,10 @@ class Watch:
         with self._lock:
             began = time.monotonic()
             if self._last is None or began >= self._next:
-                self._last = self._look()
+                self._last = self._count()
                 ended = time.monotonic()
                 self._next = ended + max(_PAUSE * 0.9, (ended - began) / _LOAD)
             return self._last
-
-    def _look(self) -> LiveNumbers:
-        numbers = self._count()
-        if numbers.status == "finished":
-            return msgspec.structs.replace(numbers, status=finished_status(self._rundir))
-        return numbers
 
     def _count(self) -> LiveNumbers:
         status = _status(self._rundir)
@@ -142,7 +136,7 @@ class Watch:
             counted = columns.compute("counts", _count)
             numbers = LiveNumbers(run=self._run, status=status, generation=columns.generation, **counted)
             if status == "finished":
-                return msgspec.structs.replace(numbers, **self._report())
+                return msgspec.structs.replace(numbers, status=finished_status(self._rundir), **self._report())
             measured = columns.compute("measures", _measure)
             pace = _pace(columns.table, time.time()) if status == "running" else None
         eta = (numbers.total - numbers.done) / pace if pace else None
@@ -156,6 +150,7 @@ class Watch:
             return LiveNumbers(run=self._run, status=status, done=min(estimate, total), total=total, exact=False)
         summary = summarize_run(self._rundir)
         done, total = (summary.done, summary.total) if summary is not None else (0, 0)
+        status = finished_status(self._rundir) if status == "finished" else status
         return LiveNumbers(run=self._run, status=status, done=done, total=total)
 
     def _report(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from bisect import bisect_left
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
-from holdfast.apps.view.columns import TrialRow, read_rows
+from holdfast.apps.view.columns import PREVIEW, TrialRow, read_rows
 from holdfast.apps.view.live import look_at
 from holdfast.apps.view.query import parse_query
 from holdfast.apps.view.site import RUN_ID, whole_number
@@ -187,38 +188,25 @@ def trials_page(site: Site, run: str, asked: Mapping[str, str]) -> TrialsPage:
 def _first_rows(view: RunView) -> tuple[list[TrialRow], list[str]]:
     """Return the first rows of a finished run, read from the lines of its report, and the names of its graders."""
     rows: list[TrialRow] = []
-    try:
-        with open_binary(view.rundir.results) as file:
-            reported = read_lines(file, view.rundir.results)
-            if next(reported, b"").endswith(b'"trials":[\n'):
-                lines = (line.rstrip(b",\n") for line in islice(reported, _PAGE))
-                rows = [
-                    _reported_row(number, _result.decode(line)) for number, line in enumerate(lines) if line != b"]}"
-                ]
-    except (OSError, *UNREADABLE):
-        return [], []
-    return rows, view.graders
-
-
-def _reported_row(number: int, trial: TrialResult) -> TrialRow:
-    return TrialRow(
-        row=number,
-        sample=trial.sample,
-        trial=trial.trial,
-        status=trial.status,
-        score=trial.score,
-        graders={name: (grade.status, grade.score) for name, grade in trial.grades.items()},
-        turns=None,
-        tokens=None,
-        cost=None,
-        seconds=None,
-        attempt=None,
-        answer=trial.answer or "",
-        stop="",
-        stopped=None,
-        error="",
-        preview=(trial.output or "")[:300],
-    )
+    with suppress(OSError, *UNREADABLE), open_binary(view.rundir.results) as file:
+        reported = read_lines(file, view.rundir.results)
+        if next(reported, b"").endswith(b'"trials":[\n'):
+            for number, line in enumerate(islice(reported, _PAGE)):
+                if line.startswith(b"]"):
+                    break
+                trial = _result.decode(line.rstrip(b",\n"))
+                row = TrialRow(
+                    row=number,
+                    sample=trial.sample,
+                    trial=trial.trial,
+                    status=trial.status,
+                    score=trial.score,
+                    graders={name: (grade.status, grade.score) for name, grade in trial.grades.items()},
+                    answer=trial.answer or "",
+                    preview=(trial.output or "")[:PREVIEW],
+                )
+                rows.append(row)
+    return rows, view.graders if rows else []
 
 
 def _telling_numbers(trials: int, table: TrialTable) -> list[str]:
