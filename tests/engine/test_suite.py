@@ -149,16 +149,18 @@ def test_a_dry_run_plans_all_cells(folder: Path, provider: Server) -> None:
     assert provider.requests == asked
 
 
-def test_ctrl_c_starts_no_further_run_even_if_what_is_in_flight_completes_one(folder: Path, provider: Server) -> None:
-    provider.control(holds_after=ROWS - 1)
+@pytest.mark.parametrize("asked", [ROWS, ROWS + 2], ids=["what is in flight completes a cell", "within a cell"])
+def test_ctrl_c_starts_no_further_run_and_names_the_command(folder: Path, provider: Server, asked: int) -> None:
+    provider.control(holds_after=asked - 1)
     suite = write_suite(folder)
     process = start("eval", suite, cwd=folder)
-    wait_for(lambda: provider.requests == ROWS, "the last request of the first cell")
+    wait_for(lambda: provider.requests == asked, "a request of the first or second cell")
     ask_to_stop(process)
     provider.control(holds_after=-1)
     out, _ = process.communicate()
     assert process.returncode == 130
-    assert provider.requests == ROWS and len(list(folder.glob("runs/*/*/metrics.json"))) == 1
+    assert provider.requests == asked and len(list(folder.glob("runs/*/*/metrics.json"))) == 1
+    assert "not started" in table(out)["second"]
     assert f"Resume with:\n  holdfast eval {suite}" in out
     holdfast("eval", suite, cwd=folder)
     assert provider.requests == 4 * ROWS

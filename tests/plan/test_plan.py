@@ -145,32 +145,42 @@ class TestDryRun:
 
 class TestReasons:
     @pytest.mark.parametrize(
-        ("change", "reasons"),
+        ("change", "reasons", "asked"),
         [
-            (lambda lab: lab.spec.update(prompt="Say: {{ question }}"), ["prompt changed"]),
-            (lambda lab: lab.spec.update(system="Be brief."), ["system added"]),
+            (lambda lab: lab.spec.update(prompt="Say: {{ question }}"), ["prompt changed"], ROWS),
+            (lambda lab: lab.spec.update(system="Be brief."), ["system added"], ROWS),
             (
                 lambda lab: lab.spec.update(target=target(lab.provider, temperature=0.7)),
                 ["target.params.temperature 0 → 0.7"],
+                ROWS,
+            ),
+            (
+                lambda lab: lab.spec["target"]["params"].update(stop=["x"]),
+                ["target.params.stop changed"],
+                ROWS,
             ),
             (
                 lambda lab: lab.spec["target"].update(model="other"),
                 ["target.model test-model → other"],
+                ROWS,
             ),
-            (lambda lab: lab.spec["graders"][0].update(ignore_case=True), ["grader `correct` changed"]),
+            (lambda lab: lab.spec["target"].update(version="2"), ["target.version (none) → 2"], ROWS),
+            (lambda lab: lab.spec["graders"][0].update(ignore_case=True), ["grader `correct` changed"], 0),
             (
                 lambda lab: lab.spec.update(graders=[{"type": "text", "contains": "x"}]),
                 ["grader `correct` removed", "grader `text` added"],
+                0,
             ),
-            (lambda lab: lab.spec.update(trials=2), ["trials 1 → 2"]),
-            (lambda lab: setattr(lab, "rows", lab.rows + rows(1, start=50)), ["1 row new"]),
+            (lambda lab: lab.spec.update(trials=2), ["trials 1 → 2"], ROWS),
+            (lambda lab: setattr(lab, "rows", lab.rows + rows(1, start=50)), ["1 row new"], 1),
         ],
-        ids=lambda value: None if callable(value) else "; ".join(value),
+        ids=lambda value: "; ".join(value) if isinstance(value, list) else "",
     )
-    def test_reasons_name_what_changed(self, ran: Lab, change: Any, reasons: list[str]) -> None:
+    def test_reasons_name_what_changed(self, ran: Lab, change: Any, reasons: list[str], asked: int) -> None:
         change(ran)
         assert ran.plan()["reasons"] == reasons
-        assert f"({'; '.join(reasons)})" in ran.eval().err
+        done = ran.eval()
+        assert f"({'; '.join(reasons)})" in done.err and done.asked == asked
 
     def test_a_grader_with_empty_lists_in_it_has_not_changed(self, lab: Lab) -> None:
         lab.spec["graders"].append({"type": "tool_calls", "min_calls": 1})

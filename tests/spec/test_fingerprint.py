@@ -210,6 +210,15 @@ class TestImports:
         (project / "agents" / "one.py").write_text("import helper\n")
         assert "helper.py" in source_fingerprint(project / "agents" / "one.py", project)
 
+    def test_two_modules_of_one_name_in_different_places_both_count(self, project: Any) -> None:
+        (project / "agents").mkdir()
+        for name, text in {"one": "import helper, d", "helper": ""}.items():
+            (project / "agents" / f"{name}.py").write_text(text)
+        (project / "d.py").write_text("from . import helper")
+        digests = source_fingerprint(project / "agents" / "one.py", project)
+        assert set(digests) == {"one.py", "d.py", "helper.py", "../helper.py"}
+        assert digests["helper.py"] != digests["../helper.py"]
+
 
 class TestOnPythonsPath:
     """Code found through PYTHONPATH or an editable install is the user's own, like code next to the eval."""

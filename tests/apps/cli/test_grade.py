@@ -160,6 +160,14 @@ def test_an_eval_whose_outputs_would_be_others_is_refused_with_what_changed(
     assert kept(run, "grades") == []
 
 
+def test_changed_code_of_a_python_target_is_refused_by_its_name(lab: Lab) -> None:
+    lab.use_agent()
+    run = lab.eval("--skip-graders").run
+    lab.edit("agent.py", "return answer(prompt)", "return answer(prompt) + '!'")
+    assert "agent.py changed" in lab.do("grade", run, check=2).err
+    assert kept(run, "grades") == []
+
+
 def test_rows_without_an_output_are_reported_and_are_not_errors(lab: Lab) -> None:
     run = generated(lab)
     lab.rows += rows(2, start=50)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import signal
 import tracemalloc
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.plan.identity import identify
+from holdfast.plugins.nat.mirror import NatMirror
 from holdfast.report.run_view import RunView
 from holdfast.report.tables import rows as rows_of
 from holdfast.spec.eval_schema import EXPORTERS
+from holdfast.spec.load import load_eval
 from holdfast.store.rundir import RunDir
 from tests.support.breaking import kept
 from tests.support.lab import Lab, rows
@@ -466,6 +470,29 @@ class TestNatWhileItRuns:
             "workflow_output.jsonl",
         }
         assert {step["payload"]["name"] for row in lines(path) for step in row["intermediate_steps"]} == {"another"}
+
+    def test_a_short_write_leaves_whole_lines_and_a_warning_and_is_repaired_later(
+        self, tmp_path: Path, provider: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Step through the mirror without its thread, so that a write fails at a given moment."""
+        lab = self.lab(tmp_path, provider)
+        run = lab.eval().run
+        path, notices = tmp_path / "nat" / "workflow_output.jsonl", []
+        identity = identify(load_eval(lab.eval_file))
+        block: Any = identity.spec.live_exports["nat"]
+        mirror = NatMirror(block, identity, RunDir(run), notices.append)
+        all_lines = (run / "outputs.jsonl").read_bytes()
+        (run / "outputs.jsonl").write_bytes(all_lines[: all_lines.index(b"\n") + 1])
+        mirror._look()
+        (run / "outputs.jsonl").write_bytes(all_lines)
+        with monkeypatch.context() as full:
+            full.setattr("holdfast.plugins.nat.mirror.os.write", lambda fd, data, write=os.write: write(fd, data[:20]))
+            mirror._look()
+            mirror._look()
+        assert len(lines(path)) == 1, "no half of a line"
+        assert ["not up to date" in notice for notice in notices] == [True]
+        mirror._look()
+        assert sorted(row["id"] for row in lines(path)) == sorted(row["id"] for row in lab.rows)
 
     def test_workers_write_lines_too(self, tmp_path: Path) -> None:
         with server(latency=0.05) as slow:

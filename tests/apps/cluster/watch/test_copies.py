@@ -22,7 +22,7 @@ from holdfast.store.lines import scan
 from holdfast.store.metrics import GateOutcome
 from holdfast.store.rundir import RunDir
 from tests.support.invocations import env_of, launched, public_folder, register
-from tests.support.running import PATIENCE, holdfast
+from tests.support.running import PATIENCE, holdfast, start, wait_for
 from tests.support.showcase import agent_run
 
 if TYPE_CHECKING:
@@ -299,6 +299,16 @@ def test_a_fetch_that_is_cut_off_at_any_point_leaves_a_run_and_is_continued(
     rest = Watched(sshd)
     assert contents(fetch(rest, remote)) == contents(remote)
     assert rest.received < complete.received / 2, "journals that are here are not fetched again"
+
+
+@pytest.mark.faults
+def test_a_killed_command_is_repeated_without_harm(sshd: Cluster, remote: Path, tmp_path: Path, home: Path) -> None:
+    env, calls = counted_ssh(tmp_path, sshd, home, stop_at=2)
+    with start("show", f"cluster:{remote}", cwd=tmp_path, env=env) as command:
+        wait_for(lambda: calls.exists() and len(calls.read_text().splitlines()) == 2, "the call that hangs")
+        command.kill()
+    holdfast("show", f"cluster:{remote}", cwd=tmp_path, env=env_of(sshd, home))
+    assert contents(home / "fetched" / "cluster" / remote.relative_to("/")) == contents(remote)
 
 
 def test_errors_name_the_host_the_path_and_what_to_do(sshd: Cluster, remote: Path, tmp_path: Path, home: Path) -> None:
