@@ -128,37 +128,13 @@ def _compare(count: int, relation: str, limit: int) -> bool:
     return count < limit if relation == "less than" else count >= limit
 
 
-def _keywords_exist(answer: str, *, keywords: list[str]) -> bool:
-    return all(_pattern(keyword, ignore_case=True).search(answer) for keyword in keywords)
-
-
-def _keyword_frequency(answer: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    return _compare(_pattern(keyword.strip(), ignore_case=True).count(answer), relation, frequency)
-
-
-def _no_forbidden_words(answer: str, *, forbidden_words: list[str]) -> bool:
-    return not any(_pattern(rf"\b{word}\b", ignore_case=True).search(answer) for word in forbidden_words)
-
-
-def _letter_frequency(answer: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    return _compare(answer.lower().count(letter.strip().lower()), let_relation, let_frequency)
-
-
 def _in_language(answer: str, *, language: str) -> bool:
     return language_of(answer) in (language, None)
-
-
-def _sentences(answer: str, *, num_sentences: int, relation: str) -> bool:
-    return _compare(count_sentences(answer), relation, num_sentences)
 
 
 def _paragraphs(answer: str, *, num_paragraphs: int) -> bool:
     paragraphs = [paragraph.strip() for paragraph in answer.split("***")]
     return "" not in paragraphs[1:-1] and sum(map(bool, paragraphs)) == num_paragraphs
-
-
-def _words(answer: str, *, num_words: int, relation: str) -> bool:
-    return _compare(len(re.findall(r"\w+", answer)), relation, num_words)
 
 
 def _paragraph_begins(answer: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
@@ -168,10 +144,6 @@ def _paragraph_begins(answer: str, *, num_paragraphs: int, nth_paragraph: int, f
         return False
     word = paragraphs[nth_paragraph - 1].split()[0].lstrip("'").lstrip('"')
     return re.split(r"[.,?!'\"]", word, maxsplit=1)[0].lower() == first_word.lower()
-
-
-def _placeholders(answer: str, *, num_placeholders: int) -> bool:
-    return _pattern(r"\[.*?\]").count(answer) >= num_placeholders
 
 
 def _postscript(answer: str, *, postscript_marker: str) -> bool:
@@ -185,17 +157,9 @@ def _bullets(answer: str, *, num_bullets: int) -> bool:
     return stars.count(answer) + dashes.count(answer) == num_bullets
 
 
-def _constrained(answer: str) -> bool:
-    return any(option in answer for option in _CONSTRAINED)
-
-
 def _highlights(answer: str, *, num_highlights: int) -> bool:
     spans = [*_HIGHLIGHT.findall(answer), *_BOLD.findall(answer)]
     return sum(bool(span.strip()) for span in spans) >= num_highlights
-
-
-def _sections(answer: str, *, section_spliter: str, num_sections: int) -> bool:
-    return _pattern(rf"\s?{section_spliter.strip()}\s?\d+\s?").count(answer) >= num_sections
 
 
 def _is_json(answer: str) -> bool:
@@ -223,24 +187,8 @@ def _two_responses(answer: str) -> bool:
     return "" not in responses[1:-1] and len(nonempty) == 2 and nonempty[0] != nonempty[1]
 
 
-def _repeats_prompt(answer: str, *, prompt_to_repeat: str) -> bool:
-    return answer.strip().lower().startswith(prompt_to_repeat.strip().lower())
-
-
-def _ends_with(answer: str, *, end_phrase: str) -> bool:
-    return answer.strip().strip('"').lower().endswith(end_phrase.strip().lower())
-
-
-def _capital_words(answer: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    return _compare(count_capital_words(answer), capital_relation, capital_frequency)
-
-
 def _english(has_case: Callable[[str], bool], answer: str) -> bool:
     return has_case(answer) and _in_language(answer, language="en")
-
-
-def _no_comma(answer: str) -> bool:
-    return "," not in answer
 
 
 def _quoted(answer: str) -> bool:
@@ -249,31 +197,53 @@ def _quoted(answer: str) -> bool:
 
 
 CHECKS: Final[dict[str, Callable[..., bool]]] = {
-    "keywords:existence": _keywords_exist,
-    "keywords:frequency": _keyword_frequency,
-    "keywords:forbidden_words": _no_forbidden_words,
-    "keywords:letter_frequency": _letter_frequency,
+    "keywords:existence": lambda answer, *, keywords: all(
+        _pattern(keyword, ignore_case=True).search(answer) for keyword in keywords
+    ),
+    "keywords:frequency": lambda answer, *, keyword, frequency, relation: _compare(
+        _pattern(keyword.strip(), ignore_case=True).count(answer), relation, frequency
+    ),
+    "keywords:forbidden_words": lambda answer, *, forbidden_words: (
+        not any(_pattern(rf"\b{word}\b", ignore_case=True).search(answer) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda answer, *, letter, let_frequency, let_relation: _compare(
+        answer.lower().count(letter.strip().lower()), let_relation, let_frequency
+    ),
     "language:response_language": _in_language,
-    "length_constraints:number_sentences": _sentences,
+    "length_constraints:number_sentences": lambda answer, *, num_sentences, relation: _compare(
+        count_sentences(answer), relation, num_sentences
+    ),
     "length_constraints:number_paragraphs": _paragraphs,
-    "length_constraints:number_words": _words,
+    "length_constraints:number_words": lambda answer, *, num_words, relation: _compare(
+        len(re.findall(r"\w+", answer)), relation, num_words
+    ),
     "length_constraints:nth_paragraph_first_word": _paragraph_begins,
-    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:number_placeholders": lambda answer, *, num_placeholders: (
+        _pattern(r"\[.*?\]").count(answer) >= num_placeholders
+    ),
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": _bullets,
-    "detectable_format:constrained_response": _constrained,
+    "detectable_format:constrained_response": lambda answer: any(option in answer for option in _CONSTRAINED),
     "detectable_format:number_highlighted_sections": _highlights,
-    "detectable_format:multiple_sections": _sections,
+    "detectable_format:multiple_sections": lambda answer, *, section_spliter, num_sections: (
+        _pattern(rf"\s?{section_spliter.strip()}\s?\d+\s?").count(answer) >= num_sections
+    ),
     "detectable_format:json_format": _is_json,
     "detectable_format:title": _title,
     "combination:two_responses": _two_responses,
-    "combination:repeat_prompt": _repeats_prompt,
-    "startend:end_checker": _ends_with,
+    "combination:repeat_prompt": lambda answer, *, prompt_to_repeat: (
+        answer.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda answer, *, end_phrase: (
+        answer.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
     "startend:quotation": _quoted,
-    "change_case:capital_word_frequency": _capital_words,
+    "change_case:capital_word_frequency": lambda answer, *, capital_frequency, capital_relation: _compare(
+        count_capital_words(answer), capital_relation, capital_frequency
+    ),
     "change_case:english_capital": partial(_english, str.isupper),
     "change_case:english_lowercase": partial(_english, str.islower),
-    "punctuation:no_comma": _no_comma,
+    "punctuation:no_comma": lambda answer: "," not in answer,
 }
 
 
