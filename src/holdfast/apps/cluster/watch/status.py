@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.apps.cluster.remote import invocation as layout
 from holdfast.apps.cluster.remote.executor import find_executor
@@ -72,25 +72,14 @@ class JobPicture(msgspec.Struct, frozen=True):
     start: float | None = None
 
 
-class TaskPicture(msgspec.Struct, frozen=True):
-    """One task."""
+class TaskPicture(State, frozen=True, kw_only=True):
+    """One task: its progress as its main job saw it last, and what is known besides."""
 
     id: str
     name: str
     status: Status
-    reason: str = ""
-    done: int = 0
-    total: int | None = None
-    errors: int = 0
-    rate: float = 0.0
-    """trials per second"""
     eta: float | None = None
     """seconds"""
-    attempt: int = 0
-    run_dir: str | None = None
-    updated: float | None = None
-    """when its main job last wrote state.json"""
-    exit_code: int | None = None
     jobs: tuple[JobPicture, ...] = ()
 
 
@@ -231,24 +220,10 @@ def describe(
         status, reason = _status(files, number, state, jobs, unreachable)
         pending = None if state.total is None else max(0, state.total - state.done)
         progressing = status in ("running", "draining") and state.rate > 0
-        tasks.append(
-            TaskPicture(
-                id=f"{invocation.id}.{number}",
-                name=name,
-                status=status,
-                reason=reason,
-                done=state.done,
-                total=state.total,
-                errors=state.errors,
-                rate=state.rate if status in LIVE else 0.0,
-                eta=pending / state.rate if progressing and pending is not None else None,
-                attempt=state.attempt,
-                run_dir=state.run_dir,
-                updated=state.updated or None,
-                exit_code=state.exit_code,
-                jobs=jobs,
-            )
-        )
+        progress = asdict(state) | {"reason": reason, "rate": state.rate if status in LIVE else 0.0}
+        eta = pending / state.rate if progressing and pending is not None else None
+        task = TaskPicture(id=f"{invocation.id}.{number}", name=name, status=status, eta=eta, jobs=jobs, **progress)
+        tasks.append(task)
     return Picture(
         id=invocation.id,
         place=subject.transport.host,
@@ -382,7 +357,10 @@ def last_status(
             id=invocation,
             place=subject.transport.host,
             directory=subject.directory,
-            tasks=tuple(TaskPicture(f"{invocation}.{n}", name, "unknown", why) for n, name in enumerate(names)),
+            tasks=tuple(
+                TaskPicture(id=f"{invocation}.{n}", name=name, status="unknown", reason=why)
+                for n, name in enumerate(names)
+            ),
             executor=entry.executor if entry else "slurm",
             profile=entry.profile if entry else None,
             created=entry.created if entry else None,
