@@ -91,16 +91,14 @@ class Function:
                     return await self._function(**arguments)
                 result = await _in_thread(functools.partial(self._function, **arguments))
                 return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # ends the function, not the run
-            raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
-        except KeyboardInterrupt as error:  # not from Ctrl-C, for which the run has its own handler
-            raise RuntimeError(f"the function raised KeyboardInterrupt: {error}") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # This task was not cancelled: the error leaked out of the function, and would end the worker silently.
             raise RuntimeError("the function was cancelled from inside") from error
+        except (SystemExit, KeyboardInterrupt) as error:  # not from Ctrl-C, for which the run has its own handler
+            raise _contained(error) from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -142,17 +140,11 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def settle(result: Any, error: Exception | None) -> None:
         if future.done():
             return  # abandoned
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):
-            future.set_exception(_instead_of(error, "the function raised StopIteration"))
-        elif isinstance(error, SystemExit):
-            future.set_exception(_instead_of(error, f"the function called sys.exit({error.code!r})"))
-        elif not isinstance(error, Exception):
-            future.set_exception(_instead_of(error, f"the function raised {type(error).__name__}: {error}"))
         else:
             future.set_exception(error)
 
@@ -161,7 +153,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         try:
             result = call()
         except BaseException as raised:
-            error = raised
+            error = _contained(raised)
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -170,8 +162,13 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     return await future
 
 
-def _instead_of(error: BaseException, message: str) -> RuntimeError:
-    """Wrap an exception that a future cannot hold."""
-    held = RuntimeError(message)
-    held.__cause__ = error
-    return held
+def _contained(error: BaseException) -> Exception:
+    """Return an exception that a future can hold, and that ends the function and not the run."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    happened = f"raised {type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, SystemExit):
+        happened = f"called sys.exit({error.code!r})"
+    contained = RuntimeError(f"the function {happened}")
+    contained.__cause__ = error
+    return contained
