@@ -86,7 +86,7 @@ def test_every_export_names_the_prompt_as_the_question(lab: Lab) -> None:
         assert next(csv.DictReader(file))["prompt"] == "granite"
     (page,) = write_html(view, lab.folder)
     assert '<span class="preview"><span>granite</span>' in page.read_text()
-    write_nat(view, lab.folder, ["LLM_END"])
+    write_nat(view, lab.folder)
     (row,) = json.loads((lab.folder / "workflow_output.json").read_text())
     assert row["question"] == "granite"
     (step,) = [step["payload"] for step in row["intermediate_steps"]]

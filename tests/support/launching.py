@@ -16,7 +16,7 @@ import psutil
 
 from holdfast.apps.cluster.config.compile import LaunchRequest, compile_launch
 from holdfast.apps.cluster.remote import invocation as layout
-from holdfast.apps.cluster.remote.chain import Chain
+from holdfast.apps.cluster.remote.chain import Chain, is_role
 from holdfast.apps.cluster.remote.invocation import State, TaskFolder
 from holdfast.apps.cluster.remote.ledger import Ledger, Submitter
 from holdfast.apps.cluster.remote.registry import InvocationRegistry
@@ -179,6 +179,10 @@ class Site:
         """The jobs of a task."""
         ledger = Ledger(self.lab.here, invocation.directory)
         return Chain(Submitter(Slurm(self.lab.here), ledger), invocation.id, self.place(invocation, task))
+
+    def live(self, invocation: Invocation, role: str) -> list[JobState]:
+        """The jobs of a role that may still run."""
+        return [job for job in self.chain(invocation).states() if job.active and is_role(job.name, 0, role)]
 
     def state(self, invocation: Invocation, task: int = 0) -> State:
         """Return the state of a task."""

@@ -214,12 +214,12 @@ def test_following_shows_why_a_job_is_pending(tmp_path: Path, slurm: Cluster) ->
     assert command.wait(60) == 130
     command.communicate()
     (invocation,) = InvocationRegistry(tmp_path / "home" / "invocations").all()
-    (job,) = site.chain(invocation).live("main")
+    (job,) = site.live(invocation, "main")
     assert job.comment.endswith(" for the paper")
     (intended,) = site.chain(invocation).known("main")
     assert intended.matches(job)
     holdfast("kill", invocation.id, cwd=tmp_path, env=env)
-    calmly(lambda: not site.chain(invocation).live("main"), "the end of the job")
+    calmly(lambda: not site.live(invocation, "main"), "the end of the job")
 
 
 def test_a_preview_reports_a_cluster_that_does_not_answer(folder: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_detached_launch_shows_how_to_follow_it_and_finishes_by_itself(site: S
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.done, state.total) == ("done", 0, 20, 20)
         asked_once(model, 20)
-        calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor that is not needed")
+        calmly(lambda: not site.live(invocation, "main"), "the end of the successor that is not needed")
 
         second = command(site, "--run", "lab")  # the same again finds its run, and asks nothing
         assert "already finished; nothing was run" in second
@@ -142,7 +142,7 @@ def test_four_workers_share_one_run_and_ask_for_nothing_twice(site: Site) -> Non
         assert state.run_dir is not None
         workers = {path.parent.name for path in Path(state.run_dir).glob("workers/*/outputs.jsonl")}
         assert workers == {"main", "w1", "w2", "w3"}
-        calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
+        calmly(lambda: not site.live(invocation, "workers"), "the workers to leave")
 
 
 def test_a_cancelled_worker_loses_only_its_requests_in_flight(site: Site) -> None:
@@ -208,7 +208,7 @@ def test_a_cancelled_main_job_ends_the_evaluation_until_it_is_resumed_from_its_f
         state = site.await_over(invocation)
         reason = f"job {job.id} was cancelled; `holdfast resume {invocation.id}` continues"
         assert (state.phase, state.reason, state.attempt) == ("stopped", reason, 1), site.logs(invocation)
-        calmly(lambda: not site.chain(invocation).live("main"), "the end of the successor")
+        calmly(lambda: not site.live(invocation, "main"), "the end of the successor")
         assert len(site.chain(invocation).known("main")) == 2, "no further job was queued"
         (site.folder / "nano.yaml").unlink()
         (site.folder / "evals" / "e.yaml").unlink()
@@ -299,7 +299,7 @@ def test_a_fault_that_would_hit_every_trial_stops_the_chain(site: Site) -> None:
         state = site.await_over(invocation)
         assert (state.phase, state.exit_code, state.attempt) == ("stopped", 3, 1)
         assert "401" in state.reason or "key" in state.reason.lower(), state
-        calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
+        calmly(lambda: not site.live(invocation, "main"), "the successor's end")
 
 
 def test_an_attempt_that_adds_nothing_is_the_last(site: Site) -> None:
@@ -577,7 +577,7 @@ def test_dead_workers_are_replaced_and_cancelled_ones_are_not(site: Site) -> Non
         assert (site.state(invocation).phase, site.state(invocation).attempt) == ("running", 1), site.logs(invocation)
         layout.write_stop(site.transport, invocation.directory, "test")
         site.await_over(invocation)
-        calmly(lambda: not site.chain(invocation).live("workers"), "the workers to leave")
+        calmly(lambda: not site.live(invocation, "workers"), "the workers to leave")
 
 
 def test_results_are_exported_and_a_failed_export_does_not_fail_the_run(site: Site) -> None:

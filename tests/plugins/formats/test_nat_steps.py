@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.plugins.nat.export import write_nat
+from holdfast.plugins.nat.schema import NatOutput, NatStep
 from holdfast.plugins.nat.steps import nat_steps
 from holdfast.report.run_view import RunView
 from holdfast.store.records import Mark, Step, Usage
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 ENDS = frozenset({"LLM_END", "TOOL_END"})
 
 
-def exported(run: Any, folder: Path, *steps: str) -> dict[str, Any]:
+def exported(run: Any, folder: Path, *steps: NatStep) -> dict[str, Any]:
     """The one row of the run's `workflow_output.json`."""
-    write_nat(RunView(RunDir(run.path)), folder, steps or ENDS, lines=True)
+    block = NatOutput(dir=".", step_filter=list(steps)) if steps else None
+    write_nat(RunView(RunDir(run.path)), folder, lines=True, block=block)
     (row,) = json.loads((folder / "workflow_output.json").read_text())
     assert lines(folder / "workflow_output.jsonl") == [row]
     return row
@@ -139,7 +141,7 @@ def test_steps_that_a_workflow_reports_are_on_disk_and_in_the_files_as_they_came
     (output,) = lines(run.path / "outputs.jsonl")
     assert [step["payload"] for step in output["trace"]] == payloads * 2
     assert (output["usage"]["input_tokens"], output["usage"]["output_tokens"]) == (60, 6)
-    assert exported(run, tmp_path / "all", "LLM_START", *ENDS)["intermediate_steps"] == output["trace"]
+    assert exported(run, tmp_path / "all", "LLM_START", "LLM_END", "TOOL_END")["intermediate_steps"] == output["trace"]
     ends = exported(run, tmp_path / "ends")["intermediate_steps"]
     assert [step["payload"] for step in ends] == payloads[1:] * 2
 

@@ -49,12 +49,12 @@ _encode = msgspec.json.Encoder().encode
 class RowForm:
     """The form of rows in NAT's files."""
 
-    def __init__(self, spec: Eval, block: NatOutput | None = None, steps: Iterable[str] | None = None) -> None:
+    def __init__(self, spec: Eval, block: NatOutput | None = None) -> None:
         own = spec.live_exports.get("nat")
         self.block = block or (own if isinstance(own, NatOutput) else NatOutput(dir="."))
         self._columns = NatColumns.of(self.block.dataset)
         self.structured = not (self.block.dataset.get("structure") or {}).get("disable")
-        self._types = frozenset(self.block.step_filter if steps is None else steps)
+        self._types = frozenset(self.block.step_filter)
         self._model = spec.target.model if isinstance(spec.target, ModelTarget) else None
         self._trials = spec.trials
 
@@ -161,20 +161,13 @@ class NatFolder:
             file.write(_encode(_Claim(run, names)) + b"\n")
 
 
-def write_nat(
-    view: RunView,
-    folder: Path,
-    steps: Iterable[str] | None = None,
-    *,
-    lines: bool = False,
-    block: NatOutput | None = None,
-) -> list[Path]:
+def write_nat(view: RunView, folder: Path, *, lines: bool = False, block: NatOutput | None = None) -> list[Path]:
     """Write all of NAT's files for a run; with `lines` also `workflow_output.jsonl`, in the dataset's order.
 
     Only finished runs have means.
     """
     make_directory(folder)
-    form = RowForm(view.spec, block, steps)
+    form = RowForm(view.spec, block)
     files = grader_files(view.graders)
     written = [folder / _WORKFLOW, *[folder / name for name in files.values()]]
     with ExitStack() as stack:

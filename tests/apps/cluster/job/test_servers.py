@@ -109,7 +109,7 @@ def test_an_instance_that_cannot_start_stops_the_chain_and_is_named(site: Site) 
     assert asked(site) == {}
     log = "".join(path.read_text() for path in Path(site.place(invocation).logs).glob("main-*.log"))
     assert log.count("no GPU here") == 1, log
-    calmly(lambda: not site.chain(invocation).live("main"), "the successor's end")
+    calmly(lambda: not site.live(invocation, "main"), "the successor's end")
 
 
 def judged(site: Site, rows: int, judge: dict[str, Any] | None = None, **more: Any) -> None:
@@ -375,7 +375,7 @@ def test_requests_that_are_cut_off_with_the_server_are_no_errors_of_the_run(site
     site.slurm("scancel", str(site.state(invocation).job))
     state = site.await_over(invocation)
     assert (state.phase, state.errors) == ("stopped", 0), site.logs(invocation)
-    calmly(lambda: not site.chain(invocation).live("workers"), "the worker to leave")
+    calmly(lambda: not site.live(invocation, "workers"), "the worker to leave")
 
 
 class TestPauses:

@@ -76,9 +76,9 @@ def test_a_job_that_could_not_be_recorded_is_remembered(site: Site) -> None:
         kept.replace(kept.with_suffix(""))
     env = site.env(sbatch='exec "$REAL" "$@"')
     (invocation,) = site.registry.all()
-    assert len(site.chain(invocation).live("main")) == 1
+    assert len(site.live(invocation, "main")) == 1
     holdfast("kill", identifier, cwd=site.folder, env=env)
-    assert site.chain(invocation).live("main") == []
+    assert site.live(invocation, "main") == []
 
 
 def test_a_refused_submission_leaves_nothing(site: Site) -> None:

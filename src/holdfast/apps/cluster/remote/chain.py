@@ -69,10 +69,6 @@ class Chain:
         jobs = self.submitter.slurm.jobs(invocation=self.invocation)
         return [job for job in jobs if (name := JobName.parse(job.name)) and name.task == self.place.number]
 
-    def live(self, role: str) -> list[JobState]:
-        """Return the jobs of a role that may still run."""
-        return [job for job in self.states() if job.active and is_role(job.name, self.place.number, role)]
-
     def was_cancelled(self, job: Job, listed: Sequence[JobState]) -> bool:
         """Return True if Slurm reports that a user cancelled this job; preemption and time limits do not count.
 
