@@ -132,7 +132,7 @@ class BatchClient:
         """Return the reply to a request, and whether it comes from a batch."""
         asker = ASKER.get()
         data = msgspec.json.encode(body)
-        base = f"{_hex(asker.key)[:24]}-{sha256(asker.where.encode() + b'|' + data).hexdigest()[:24]}"
+        base = f"{asker.key.rpartition(':')[2][:24]}-{sha256(asker.where.encode() + b'|' + data).hexdigest()[:24]}"
         name, number = base, 1
         while name in self._hub.busy:  # an equal request of the same trial, which is another one all the same
             number += 1
@@ -152,7 +152,9 @@ class BatchClient:
                     async with self._hub.live:
                         return await self._client.post(body), False
                 with asker.waiting():
-                    result = await self._wait(name, BatchRequest(body, size, _new_future()), flight)
+                    result = await self._wait(
+                        name, BatchRequest(body, size, asyncio.get_running_loop().create_future()), flight
+                    )
             if result is not AGAIN:
                 return self._read(result), True  # type: ignore[arg-type]  # everything but `AGAIN` is a place
 
@@ -213,19 +215,26 @@ class Flight:
         age = time.monotonic() - self.since
         self.next_look = time.monotonic() + min(LONGEST_PAUSE, max(1.0, age / 10))
 
+    def answer(self, name: str, outcome: LineRef | object | AttemptError | Fault) -> bool:
+        """Hand a result or an error to whoever waits for a request; return False if nobody does."""
+        future = self.waiters.pop(name, None)
+        if future is None or future.done():
+            return False
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+        return True
+
     def fail(self, error: AttemptError | Fault) -> None:
         """Raise an error for everybody who waits for this batch."""
-        for future in self.waiters.values():
-            if not future.done():
-                future.set_exception(copy_error(error))
-        self.waiters.clear()
+        for name in list(self.waiters):
+            self.answer(name, copy_error(error))
 
     def release(self) -> None:
         """Let everybody who waits for this batch ask again."""
-        for future in self.waiters.values():
-            if not future.done():
-                future.set_result(AGAIN)
-        self.waiters.clear()
+        for name in list(self.waiters):
+            self.answer(name, AGAIN)
 
 
 def copy_error(error: AttemptError | Fault) -> AttemptError | Fault:
@@ -235,12 +244,3 @@ def copy_error(error: AttemptError | Fault) -> AttemptError | Fault:
     return AttemptError(
         error.kind, error.message, remedy=error.remedy, status=error.status, retry=error.retry, usage=error.usage
     )
-
-
-def _hex(key: str) -> str:
-    """Return the digits of a key."""
-    return key.rpartition(":")[2]
-
-
-def _new_future() -> asyncio.Future[LineRef | object]:
-    return asyncio.get_running_loop().create_future()

@@ -492,9 +492,7 @@ class Batches:
         else:
             for number in problem.lines:
                 name = batch.intent.requests[number] if 0 <= number < len(batch.intent.requests) else ""
-                future = flight.waiters.pop(name, None)
-                if future is not None and not future.done():
-                    future.set_exception(AttemptError("bad_request", message, retry=False))
+                flight.answer(name, AttemptError("bad_request", message, retry=False))
         flight.release()
 
     async def _collect(self, flight: Flight, client: BatchClient, look: Look) -> None:
@@ -522,9 +520,7 @@ class Batches:
                 seen.discard(name)
                 continue
             handled.add(name)
-            future = flight.waiters.pop(name, None)
-            if future is not None and not future.done():
-                future.set_result(ref)
+            if flight.answer(name, ref):
                 handed_out += 1
                 if handed_out % _AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -554,10 +550,8 @@ class Batches:
             requests = "1 request" if len(names) == 1 else f"{len(names):,} requests"
             self._notice(f"batch {flight.batch.id} has different answers to {requests}, which will be asked again")
         for name in names:
-            future = flight.waiters.pop(name, None)
-            if future is not None and not future.done():
-                message = f"batch {flight.batch.id} has different answers to this request, under one custom_id"
-                future.set_exception(AttemptError("bad_reply", message, usage=_PAID))
+            message = f"batch {flight.batch.id} has different answers to this request, under one custom_id"
+            flight.answer(name, AttemptError("bad_reply", message, usage=_PAID))
 
     def _hand_back(self, flight: Flight, look: Look, unanswered: set[str], *, lost: bool) -> None:
         """Decide about the requests that a batch has not answered; `lost`: the provider counts more results."""
