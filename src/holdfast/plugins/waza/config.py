@@ -96,10 +96,7 @@ def read_config(findings: WazaFindings, document: Document) -> Config:
 
     def number(key: str, least: int) -> int | None:
         value = values.get(key)
-        if value is None or (type(value) is int and value >= least):
-            return value
-        findings.wrong(document, ("config", key), f"must be a number from {least}, not {value!r}")
-        return None
+        return value if value is None or findings.is_number(document, ("config", key), value, least) else None
 
     workers = number("workers", 0) or None
     directories = findings.texts(document, ("config", "skill_directories"))

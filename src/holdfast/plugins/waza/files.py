@@ -18,11 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast import ConfigError, Problem
-from holdfast.plugins.waza.findings import at
 from holdfast.spec.document import read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast import Document
     from holdfast.plugins.waza.findings import WazaFindings
@@ -46,11 +45,8 @@ def task_files(
 ) -> dict[str, Content]:
     """Return the contents of a task's workspace by path. `folder` is the eval's; later files replace earlier ones."""
     contents = _fixture(findings, task, folder, fixtures)
-    listed = at(task, ("inputs",)).get("files") or []
-    for number in range(len(listed) if isinstance(listed, list) else 0):
-        contents |= _listed(findings, task, ("inputs", "files", number), fixtures)
-    if not isinstance(listed, list):
-        findings.wrong(task, ("inputs", "files"), "must be a list of {path: …} or {path: …, content: …}")
+    for place, entry in findings.blocks(task, ("inputs", "files"), "{path: …} or {path: …, content: …}"):
+        contents |= _listed(findings, task, place, entry, fixtures)
     contents |= instructions
     if sum(map(len, contents.values())) > LARGEST:
         findings.wrong(task, ("inputs",), f"its files are larger than {LARGEST >> 20} MB together")
@@ -79,8 +75,9 @@ def _fixture(findings: WazaFindings, task: Document, folder: Path, fixtures: Pat
     return {}
 
 
-def _listed(findings: WazaFindings, task: Document, place: Location, fixtures: Path) -> dict[str, bytes]:
-    entry = at(task, place)
+def _listed(
+    findings: WazaFindings, task: Document, place: Location, entry: Mapping[str, Any], fixtures: Path
+) -> dict[str, bytes]:
     name, content = entry.get("path"), entry.get("content")
     findings.keys(task, place, ("path", "content"))
     if not isinstance(name, str) or not name:
@@ -184,19 +181,16 @@ def instruction_files(
 
 def read_repos(findings: WazaFindings, task: Document) -> dict[str, Any]:
     """Return the files of all repositories of a task by their paths in the workspace."""
-    place: Location = ("inputs", "repos")
-    listed = at(task, ("inputs",)).get("repos") or []
-    if not isinstance(listed, list):
-        findings.wrong(task, place, "must be a list of {type: worktree, source: …, commit: …, dest: …}")
-        return {}
     files: dict[str, Any] = {}
-    for number in range(len(listed)):
-        files |= _repository_files(findings, task, (*place, number))
+    form = "{type: worktree, source: …, commit: …, dest: …}"
+    for place, block in findings.blocks(task, ("inputs", "repos"), form):
+        files |= _repository_files(findings, task, place, block)
     return files
 
 
-def _repository_files(findings: WazaFindings, task: Document, place: Location) -> dict[str, Any]:
-    block = at(task, place)
+def _repository_files(
+    findings: WazaFindings, task: Document, place: Location, block: Mapping[str, Any]
+) -> dict[str, Any]:
     findings.keys(task, place, ("type", "source", "commit", "dest"))
     if block.get("type") != "worktree":
         findings.wrong(task, (*place, "type"), f"not supported: {block.get('type')!r}; a repository is a `worktree`")

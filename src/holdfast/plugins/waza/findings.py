@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.spec.schema import Findings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from holdfast import Document
     from holdfast.spec.document import Location
@@ -47,6 +48,28 @@ class WazaFindings(Findings):
         if value is not None and not isinstance(value, dict):
             self.wrong(document, (*location, key), "must be a mapping of keys to values")
         return value if isinstance(value, dict) else {}
+
+    def blocks(
+        self, document: Document, location: Location, form: str = "mappings"
+    ) -> Iterator[tuple[Location, dict[str, Any]]]:
+        """Yield the mappings of a list, each with its location; an entry that is no mapping is an empty one.
+
+        `form` describes the entries, for messages.
+        """
+        listed = at(document, location[:-1]).get(str(location[-1])) or []
+        if not isinstance(listed, list):
+            self.wrong(document, location, f"must be a list of {form}")
+            return
+        for number in range(len(listed)):
+            yield (*location, number), at(document, (*location, number))
+
+    def is_number(self, document: Document, location: Location, value: Any, least: int, most: float = math.inf) -> bool:
+        """Return True for a whole number in a range; report anything else."""
+        if type(value) is int and least <= value <= most:
+            return True
+        limits = f"from {least}" if most == math.inf else f"from {least} to {most}"
+        self.wrong(document, location, f"must be a number {limits}, not {value!r}")
+        return False
 
     def texts(self, document: Document, location: Location) -> list[str]:
         """Return a list of texts; a single text counts as a list of one."""

@@ -15,7 +15,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.plugins.waza.files import content
-from holdfast.plugins.waza.findings import at
 from holdfast.spec.grader_schema import TAKEN_NAMES, PatternBlock
 from holdfast.spec.load_graders import GRADERS, grader_schema, names_file, rubric_text
 from holdfast.spec.template import is_template
@@ -87,13 +86,8 @@ class Graders:
 
     def translate_all(self, document: Document, location: Location) -> list[TranslatedGrader]:
         """Translate a list of graders."""
-        blocks = at(document, location[:-1]).get(str(location[-1]))
-        if blocks is None:
-            return []
-        if not isinstance(blocks, list):
-            self._findings.wrong(document, location, "must be a list of graders")
-            return []
-        graders = [self._translate(document, (*location, number)) for number in range(len(blocks))]
+        blocks = self._findings.blocks(document, location, "graders")
+        graders = [self._translate(document, place, block) for place, block in blocks]
         return [grader for grader in graders if grader is not None]
 
     def translate_expected(self, document: Document) -> list[TranslatedGrader]:
@@ -106,9 +100,8 @@ class Graders:
                 graders.append(TranslatedGrader(fields, document, place, {parameter: place}))
         return graders
 
-    def _translate(self, document: Document, location: Location) -> TranslatedGrader | None:
+    def _translate(self, document: Document, location: Location, raw: dict[str, Any]) -> TranslatedGrader | None:
         wrong = self._findings.wrong
-        raw = at(document, location)
         config = raw.get("config") or {}
         if not raw or not isinstance(config, dict):
             wrong(document, location, "a grader must be a mapping with a type, a name and a config")

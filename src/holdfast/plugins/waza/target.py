@@ -153,14 +153,8 @@ def _has_environment(findings: WazaFindings, tasks: Sequence[WazaTask], kind: st
 def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) -> None:
     """Put the mocked programs of a task into its workspace; the task's mocks replace the eval's."""
     source = task.document if task.document.data.get("command_mocks") is not None else document
-    listed = source.data.get("command_mocks") or []
-    if not isinstance(listed, list):
-        findings.wrong(source, ("command_mocks",), "must be a list of {name: …, responses: …}")
-        return
-    for number in range(len(listed)):
-        place: Location = ("command_mocks", number)
+    for place, block in findings.blocks(source, ("command_mocks",), "{name: …, responses: …}"):
         findings.keys(source, place, ("name", "responses", "expect_calls"))
-        block = at(source, place)
         name, expected = str(block.get("name") or ""), block.get("expect_calls")
         responses = list(_responses(findings, source, place))
         if not _NAME.fullmatch(name) or name in ("env", "python3"):
@@ -172,28 +166,22 @@ def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) ->
         else:
             script = _PROGRAM % (repr(json.dumps([name, responses])), _MOCKS_FOLDER)
             task.checkout[f"{_MOCKS_FOLDER}/{name}"] = {"text": script, "executable": True}
-        if type(expected) is int and expected >= 0:
+        if expected is not None and findings.is_number(source, (*place, "expect_calls"), expected, 0):
             fields = {"type": "program", "name": f"command_mock/{name}", "command": "python3"}
             task.graders.append(
                 TranslatedGrader({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {})
             )
-        elif expected is not None:
-            findings.wrong(source, (*place, "expect_calls"), f"must be a number from 0, not {expected!r}")
 
 
 def _responses(findings: WazaFindings, source: Document, mock: Location) -> Iterator[dict[str, Any]]:
-    listed = at(source, mock).get("responses")
-    for number in range(len(listed) if isinstance(listed, list) else 0):
-        place: Location = (*mock, "responses", number)
+    for place, block in findings.blocks(source, (*mock, "responses"), "{args: …, stdout: …}"):
         findings.keys(source, place, _COMMAND_RESPONSE)
-        block = at(source, place)
         kinds = [kind for kind in ("args", "args_regex") if block.get(kind) is not None]
         workdir, code = block.get("workdir"), block.get("exit_code") or 0
         if len(kinds) != 1:
             findings.wrong(source, place, "needs either args or args_regex")
             continue
-        if type(code) is not int or not 0 <= code <= 255:
-            findings.wrong(source, (*place, "exit_code"), f"must be a number from 0 to 255, not {code!r}")
+        if not findings.is_number(source, (*place, "exit_code"), code, 0, 255):
             continue
         if workdir is not None and not is_below(str(workdir)):
             findings.wrong(source, (*place, "workdir"), "names a folder of the workspace, without `..`")
@@ -216,15 +204,10 @@ def _responses(findings: WazaFindings, source: Document, mock: Location) -> Iter
 
 def mocked_tools(findings: WazaFindings, document: Document) -> list[dict[str, Any]]:
     """Return the tools of all mocked servers, each named as agents see it: `server-tool`."""
-    listed = document.data.get("mcp_mocks") or []
-    if not isinstance(listed, list):
-        findings.wrong(document, ("mcp_mocks",), "must be a list of {name: …, tools: …}")
-        return []
     tools: list[dict[str, Any]] = []
     servers: set[str] = set()
-    for number in range(len(listed)):
-        place: Location = ("mcp_mocks", number)
-        server = str(at(document, place).get("name") or "").strip()
+    for place, block in findings.blocks(document, ("mcp_mocks",), "{name: …, tools: …}"):
+        server = str(block.get("name") or "").strip()
         findings.keys(document, place, ("name", "fixtures", "tools"))
         if not server:
             findings.wrong(document, (*place, "name"), "is missing")

@@ -218,10 +218,8 @@ class Tasks:
         if inputs.get("responder") is not None:
             self._responder(task, variables)
         timeout = document.data.get("timeout_seconds")
-        if type(timeout) is int and timeout >= 1:
+        if timeout is not None and findings.is_number(document, ("timeout_seconds",), timeout, 1):
             task.timeout = timeout
-        elif timeout is not None:
-            findings.wrong(document, ("timeout_seconds",), f"must be a number from 1, not {timeout!r}")
         task.graders = [
             *self._graders.translate_expected(document),
             *self._graders.translate_all(document, ("graders",)),
@@ -291,8 +289,7 @@ class Tasks:
         maximum, text = block.get("max_followups"), block.get("instructions")
         if task.row["follow_ups"]:
             findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
-        if type(maximum) is not int or maximum < 1:
-            findings.wrong(document, (*place, "max_followups"), f"must be a number from 1, not {maximum!r}")
+        if not findings.is_number(document, (*place, "max_followups"), maximum, 1):
             return
         if not isinstance(text, str) or not text.strip():
             findings.wrong(document, (*place, "instructions"), "must say who the user is and what the user wants")
@@ -303,20 +300,13 @@ class Tasks:
         task.responder_model = block.get("model")
 
     def _checkpoints(self, task: WazaTask) -> Iterator[WazaCheckpoint]:
-        blocks = task.document.data.get("checkpoints") or []
         wrong = self._findings.wrong
-        if not isinstance(blocks, list):
-            wrong(task.document, ("checkpoints",), "must be a list of checkpoints")
-            return
         turns: set[int] = set()
-        for number in range(len(blocks)):
-            place: Location = ("checkpoints", number)
-            block = at(task.document, place)
+        for place, block in self._findings.blocks(task.document, ("checkpoints",), "checkpoints"):
             self._findings.keys(task.document, place, ("after_turn", "graders", "on_failure"))
             turn, on_failure = block.get("after_turn"), block.get("on_failure") or "continue"
             graders = self._graders.translate_all(task.document, (*place, "graders"))
-            if type(turn) is not int or turn < 1:
-                wrong(task.document, (*place, "after_turn"), f"must be a number from 1, not {turn!r}")
+            if not self._findings.is_number(task.document, (*place, "after_turn"), turn, 1):
                 continue
             if on_failure not in ("continue", "stop"):
                 wrong(task.document, (*place, "on_failure"), f"must be continue or stop, not {on_failure!r}")
