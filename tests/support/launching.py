@@ -211,7 +211,7 @@ class Site:
 
     def running(self, invocation: Invocation, role: str) -> list[JobState]:
         """The jobs of a role that run."""
-        return [job for job in self.chain(invocation).live(role) if job.state == "running"]
+        return [job for job in self.live(invocation, role) if job.state == "running"]
 
     def logs(self, invocation: Invocation) -> str:
         """Return the text of all logs."""

@@ -225,16 +225,19 @@ def test_cancelling_all_jobs_at_once_leaves_no_job(site: Site) -> None:
         site.await_done(invocation, 20)
         chain = site.chain(invocation)
         calmly(lambda: site.running(invocation, "workers"), "a worker")
-        jobs = [state.id for role in ("main", "workers") for state in chain.live(role)]
+        jobs = [state.id for role in ("main", "workers") for state in site.live(invocation, role)]
         assert len(jobs) == 3, "the main job, its successor and the workers"
         site.slurm("scancel", *jobs)
         state = site.await_over(invocation)
         assert state.phase == "stopped" and "was cancelled" in state.reason, site.logs(invocation)
-        calmly(lambda: not chain.live("main") and not chain.live("workers"), "the end of all jobs")
+        calmly(
+            lambda: not site.live(invocation, "main") and not site.live(invocation, "workers"), "the end of all jobs"
+        )
         assert {job.id for role in ("main", "workers") for job in chain.known(role)} == set(jobs), "none was added"
         start_jobs(site.lab.here, invocation.directory)
         calmly(
-            lambda: len(chain.live("workers")) == 1, "other workers: those that were cancelled are of an earlier chain"
+            lambda: len(site.live(invocation, "workers")) == 1,
+            "other workers: those that were cancelled are of an earlier chain",
         )
         layout.write_stop(site.transport, invocation.directory, "test")
         site.await_over(invocation)
@@ -250,14 +253,17 @@ def test_under_a_limit_of_one_job_no_worker_keeps_the_main_job_from_running(site
             execution={"workers": 3, "sbatch_extra_flags": single},
         )
         invocation = site.submit()
-        chain = site.chain(invocation)
-        calmly(lambda: site.state(invocation).done >= 20 and len(chain.live("workers")) == 2, "only the main job", 60)
+        calmly(
+            lambda: site.state(invocation).done >= 20 and len(site.live(invocation, "workers")) == 2,
+            "only the main job",
+            60,
+        )
         assert not site.running(invocation, "workers")
         site.kill(invocation, "main")  # workers that begin before its successor leave
         state = site.await_over(invocation, 90)
         assert (state.phase, state.done, state.attempt) == ("done", 100, 2), site.logs(invocation)
         at_most_twice(model, 100, 4)
-        calmly(lambda: not chain.live("workers"), "the end of workers that never began")
+        calmly(lambda: not site.live(invocation, "workers"), "the end of workers that never began")
 
 
 def test_a_main_job_that_waits_or_is_cancelled_has_no_workers(site: Site) -> None:
@@ -272,7 +278,7 @@ def test_a_main_job_that_waits_or_is_cancelled_has_no_workers(site: Site) -> Non
     assert subprocess.run(worker, env=env, timeout=90, check=False).returncode == 0
     assert "exiting: no main job runs" in site.logs(invocation)
     site.slurm("scancel", job.id)
-    calmly(lambda: not chain.live("main"), "its end")
+    calmly(lambda: not site.live(invocation, "main"), "its end")
     shown = look(Subject(site.lab.here, invocation.directory), site.registry).tasks[0]
     assert (shown.status, shown.reason) == ("interrupted", "no job is left; the last one: cancelled")
     assert [each.name for each in chain.states()] == [job.name]

@@ -96,7 +96,7 @@ def read_config(findings: WazaFindings, document: Document) -> Config:
 
     def number(key: str, least: int) -> int | None:
         value = values.get(key)
-        return value if value is None or findings.is_number(document, ("config", key), value, least) else None
+        return value if value is None or findings.is_number(value, document, ("config", key), least) else None
 
     workers = number("workers", 0) or None
     directories = findings.texts(document, ("config", "skill_directories"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from holdfast.spec.schema import Findings
 
@@ -63,7 +63,9 @@ class WazaFindings(Findings):
         for number in range(len(listed)):
             yield (*location, number), at(document, (*location, number))
 
-    def is_number(self, document: Document, location: Location, value: Any, least: int, most: float = math.inf) -> bool:
+    def is_number(
+        self, value: Any, document: Document, location: Location, least: int, most: float = math.inf
+    ) -> TypeGuard[int]:
         """Return True for a whole number in a range; report anything else."""
         if type(value) is int and least <= value <= most:
             return True

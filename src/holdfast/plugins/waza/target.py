@@ -166,7 +166,7 @@ def mock_commands(findings: WazaFindings, document: Document, task: WazaTask) ->
         else:
             script = _PROGRAM % (repr(json.dumps([name, responses])), _MOCKS_FOLDER)
             task.checkout[f"{_MOCKS_FOLDER}/{name}"] = {"text": script, "executable": True}
-        if expected is not None and findings.is_number(source, (*place, "expect_calls"), expected, 0):
+        if expected is not None and findings.is_number(expected, source, (*place, "expect_calls"), 0):
             fields = {"type": "program", "name": f"command_mock/{name}", "command": "python3"}
             task.graders.append(
                 TranslatedGrader({**fields, "args": ["-c", _COUNT, name, str(expected)]}, source, place, {})
@@ -181,7 +181,7 @@ def _responses(findings: WazaFindings, source: Document, mock: Location) -> Iter
         if len(kinds) != 1:
             findings.wrong(source, place, "needs either args or args_regex")
             continue
-        if not findings.is_number(source, (*place, "exit_code"), code, 0, 255):
+        if not findings.is_number(code, source, (*place, "exit_code"), 0, 255):
             continue
         if workdir is not None and not is_below(str(workdir)):
             findings.wrong(source, (*place, "workdir"), "names a folder of the workspace, without `..`")

@@ -218,7 +218,7 @@ class Tasks:
         if inputs.get("responder") is not None:
             self._responder(task, variables)
         timeout = document.data.get("timeout_seconds")
-        if timeout is not None and findings.is_number(document, ("timeout_seconds",), timeout, 1):
+        if timeout is not None and findings.is_number(timeout, document, ("timeout_seconds",), 1):
             task.timeout = timeout
         task.graders = [
             *self._graders.translate_expected(document),
@@ -289,7 +289,7 @@ class Tasks:
         maximum, text = block.get("max_followups"), block.get("instructions")
         if task.row["follow_ups"]:
             findings.wrong(document, place, "give either follow_up_prompts or a responder, not both")
-        if not findings.is_number(document, (*place, "max_followups"), maximum, 1):
+        if not findings.is_number(maximum, document, (*place, "max_followups"), 1):
             return
         if not isinstance(text, str) or not text.strip():
             findings.wrong(document, (*place, "instructions"), "must say who the user is and what the user wants")
@@ -306,7 +306,7 @@ class Tasks:
             self._findings.keys(task.document, place, ("after_turn", "graders", "on_failure"))
             turn, on_failure = block.get("after_turn"), block.get("on_failure") or "continue"
             graders = self._graders.translate_all(task.document, (*place, "graders"))
-            if not self._findings.is_number(task.document, (*place, "after_turn"), turn, 1):
+            if not self._findings.is_number(turn, task.document, (*place, "after_turn"), 1):
                 continue
             if on_failure not in ("continue", "stop"):
                 wrong(task.document, (*place, "on_failure"), f"must be continue or stop, not {on_failure!r}")
