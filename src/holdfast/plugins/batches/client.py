@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -46,46 +46,45 @@ class BatchRequest(NamedTuple):
     future: asyncio.Future[LineRef | object]
 
 
-class _Hub(Protocol):
-    """The batches of a run, as a client sees them."""
+class BatchPool:
+    """Which requests of a run are being made, wait in a batch, were answered, or were left unanswered."""
 
-    busy: set[str]
-    """requests that are being made"""
-    live: asyncio.Semaphore
-    """limits the requests that are made outside of batches"""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of batches that are files."""
-        ...
-
-    def take(self, name: str) -> LineRef | None:
-        """Take a result that is on disk; each is given out once."""
-        ...
+    def __init__(self, folder: Path, live_limit: int) -> None:
+        self.folder = folder
+        """of the results, and of batches that are files"""
+        self.live = asyncio.Semaphore(live_limit)
+        """limits the requests that are made outside of batches"""
+        self.busy: set[str] = set()
+        """requests that are being made"""
+        self.flights: dict[str, Flight] = {}
+        """by request"""
+        self.answers: dict[str, list[LineRef]] = {}
+        """by request: results that nobody has asked for yet; each is given out once"""
+        self.left: set[str] = set()
+        """requests that a batch has left unanswered"""
 
     def flight_of(self, name: str) -> Flight | None:
         """Return the batch in which a request waits; raise Fault if this account cannot see it."""
-        ...
-
-    def was_left(self, name: str) -> bool:
-        """Return True if a batch has left a request unanswered."""
-        ...
+        flight = self.flights.get(name)
+        if flight is not None and (flight.refused is not None or flight.client is None):
+            raise copy_error(flight.refused or flight.refuse())
+        return flight
 
 
 class BatchClient:
     """Makes the requests of one model in batches; with `then: live`, directly if a batch left them unanswered."""
 
     def __init__(
-        self, hub: _Hub, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
+        self, pool: BatchPool, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
     ) -> None:
         """`block` is None for a model that is asked live, in a run that has batches from before."""
-        self._hub = hub
+        self._pool = pool
         self._client = client
         self._block = block
         self.where = where
         self.api: BatchApi
         if block is not None and block.via == "files":
-            self.api, self.account = FileBatches(client, hub.folder, path), FILES
+            self.api, self.account = FileBatches(client, pool.folder, path), FILES
         else:
             api = batch_api_of(endpoint)
             assert api is not None
@@ -134,22 +133,23 @@ class BatchClient:
         data = msgspec.json.encode(body)
         base = f"{asker.key.rpartition(':')[2][:24]}-{sha256(asker.where.encode() + b'|' + data).hexdigest()[:24]}"
         name, number = base, 1
-        while name in self._hub.busy:  # an equal request of the same trial, which is another one all the same
+        while name in self._pool.busy:  # an equal request of the same trial, which is another one all the same
             number += 1
             name = f"{base}-{number}"
-        self._hub.busy.add(name)
+        self._pool.busy.add(name)
         try:
             return await self._post(name, body, len(data) + 200, asker)
         finally:
-            self._hub.busy.discard(name)
+            self._pool.busy.discard(name)
 
     async def _post(self, name: str, body: Any, size: int, asker: Asker) -> tuple[Any, bool]:
         while True:
-            result: LineRef | object | None = self._hub.take(name)
+            refs = self._pool.answers.get(name)
+            result: LineRef | object | None = refs.pop() if refs else None
             if result is None:
-                flight = self._hub.flight_of(name)
+                flight = self._pool.flight_of(name)
                 if flight is None and self._goes_alone(name):
-                    async with self._hub.live:
+                    async with self._pool.live:
                         return await self._client.post(body), False
                 with asker.waiting():
                     result = await self._wait(
@@ -159,7 +159,7 @@ class BatchClient:
                 return self._read(result), True  # type: ignore[arg-type]  # everything but `AGAIN` is a place
 
     def _goes_alone(self, name: str) -> bool:
-        return self._block is None or (self._block.then == "live" and self._hub.was_left(name))
+        return self._block is None or (self._block.then == "live" and name in self._pool.left)
 
     async def _wait(self, name: str, request: BatchRequest, flight: Flight | None) -> LineRef | object:
         if flight is None:
@@ -230,6 +230,23 @@ class Flight:
         """Raise an error for everybody who waits for this batch."""
         for name in list(self.waiters):
             self.answer(name, copy_error(error))
+
+    def refuse(self, reason: str = "") -> Fault:
+        """Raise an error for everybody who waits for this batch, which this account cannot see."""
+        batch = self.batch
+        server, _, key = batch.intent.account.rpartition("|")
+        about = f"batch {batch.name} ({len(batch.intent.requests):,} requests)"
+        message = f"{about} was submitted to {server} with the key {key}, and this account does not see it{reason}"
+        remedy = (
+            "Set that key and server again to collect the batch. To give the batch up, and pay for its requests once "
+            "more: holdfast batches RUN --abandon"
+        )
+        if batch.intent.account == FILES:
+            message = f"{about} was written to a file, whose answers are still to come"
+            remedy = "Set `batch: {via: files}` again to collect it. To give it up: holdfast batches RUN --abandon"
+        self.refused = Fault("rejected", message, remedy=remedy)
+        self.fail(self.refused)
+        return self.refused
 
     def release(self) -> None:
         """Let everybody who waits for this batch ask again."""

@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast import AttemptError, Usage
 from holdfast.errors import Fault, Waiting
-from holdfast.plugins.batches.client import AGAIN, LONGEST_PAUSE, BatchClient, BatchRequest, Flight, copy_error
+from holdfast.plugins.batches.client import AGAIN, LONGEST_PAUSE, BatchClient, BatchPool, Flight
 from holdfast.plugins.batches.ledger import (
     Batch,
     BatchAbandoned,
@@ -36,7 +36,7 @@ from holdfast.plugins.batches.ledger import (
     now,
     result_lines,
 )
-from holdfast.plugins.batches.providers import FILES, BatchProblem, Look, batch_api_of, glance, same_answers
+from holdfast.plugins.batches.providers import BatchProblem, Look, batch_api_of, glance, same_answers
 from holdfast.store.files import advice_for, make_directory
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.http.client import Client
+    from holdfast.plugins.batches.client import BatchRequest
     from holdfast.spec.providers import ModelEndpoint
     from holdfast.spec.target_schema import BatchBlock
     from holdfast.store.lines import LineRef
@@ -96,26 +97,12 @@ class Batches:
         self._stop = stop
         self._wait = wait
         self._forget = forget
-        self.live = asyncio.Semaphore(live_limit)
-        """limits the requests that are made outside of batches"""
+        self._pool = BatchPool(store.folder, live_limit)
         self._clients: list[BatchClient] = []
         self._flights: dict[str, Flight] = {}
-        self._flight_of: dict[str, Flight] = {}
-        """by request"""
-        self._answers: dict[str, list[LineRef]] = {}
-        """by request: results that nobody has asked for yet"""
-        self._not_run: set[str] = set()
-        """requests that a batch has left unanswered"""
-        self.busy: set[str] = set()
-        """requests that are being made"""
         self._trouble_shown = False
         self._exchange = asyncio.Lock()
         """held while a batch is submitted, or its results are stored"""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the results, and of batches that are files."""
-        return self._store.folder
 
     def client(
         self, client: Client, endpoint: ModelEndpoint, path: str, block: BatchBlock | None, where: str
@@ -127,7 +114,7 @@ class Batches:
         in_files = block is not None and block.via == "files"
         if not in_files and batch_api_of(endpoint) is None:
             return None
-        joined = BatchClient(self, client, endpoint, path, block, where)
+        joined = BatchClient(self._pool, client, endpoint, path, block, where)
         self._clients.append(joined)
         return joined
 
@@ -150,8 +137,8 @@ class Batches:
             results = self._read(batch)
             for name, refs in results.answers.items():
                 if name not in results.conflicts:
-                    self._answers.setdefault(name, []).append(refs[0])
-            self._not_run |= set(batch.intent.requests) - results.seen
+                    self._pool.answers.setdefault(name, []).append(refs[0])
+            self._pool.left |= set(batch.intent.requests) - results.seen
 
     def _read(self, batch: Batch) -> _Results:
         """Read which requests of a batch the file of its results answers."""
@@ -185,45 +172,13 @@ class Batches:
     def _add(self, flight: Flight) -> None:
         self._flights[flight.batch.intent.intent] = flight
         for name in flight.batch.intent.requests:
-            self._flight_of[name] = flight
+            self._pool.flights[name] = flight
 
     def _remove(self, flight: Flight) -> None:
         self._flights.pop(flight.batch.intent.intent, None)
         for name in flight.batch.intent.requests:
-            if self._flight_of.get(name) is flight:
-                del self._flight_of[name]
-
-    def take(self, name: str) -> LineRef | None:
-        """Take a result that is on disk; each is given out once."""
-        refs = self._answers.get(name)
-        return refs.pop() if refs else None
-
-    def flight_of(self, name: str) -> Flight | None:
-        """Return the batch in which a request waits; raise Fault if this account cannot see it."""
-        flight = self._flight_of.get(name)
-        if flight is not None and (flight.refused is not None or flight.client is None):
-            raise copy_error(flight.refused or self._refuse(flight, ""))
-        return flight
-
-    def was_left(self, name: str) -> bool:
-        """Return True if a batch has left a request unanswered."""
-        return name in self._not_run
-
-    def _refuse(self, flight: Flight, reason: str) -> Fault:
-        batch = flight.batch
-        server, _, key = batch.intent.account.rpartition("|")
-        about = f"batch {batch.name} ({len(batch.intent.requests):,} requests)"
-        message = f"{about} was submitted to {server} with the key {key}, and this account does not see it{reason}"
-        remedy = (
-            "Set that key and server again to collect the batch. To give the batch up, and pay for its requests once "
-            "more: holdfast batches RUN --abandon"
-        )
-        if batch.intent.account == FILES:
-            message = f"{about} was written to a file, whose answers are still to come"
-            remedy = "Set `batch: {via: files}` again to collect it. To give it up: holdfast batches RUN --abandon"
-        flight.refused = Fault("rejected", message, remedy=remedy)
-        flight.fail(flight.refused)
-        return flight.refused
+            if self._pool.flights.get(name) is flight:
+                del self._pool.flights[name]
 
     def summary(self) -> list[str]:
         """Describe the batches that somebody waits for."""
@@ -287,7 +242,7 @@ class Batches:
             if batch.waiting or before.get(intent) != (batch.collected, batch.abandoned):
                 self._know(batch)
         for client in self._clients:
-            for name in [name for name in client.unsent if name in self._flight_of or self._answers.get(name)]:
+            for name in [name for name in client.unsent if name in self._pool.flights or self._pool.answers.get(name)]:
                 request = client.unsent.pop(name)
                 if not request.future.done():
                     request.future.set_result(AGAIN)
@@ -390,7 +345,7 @@ class Batches:
                     if fault.kind == "refused":  # the network may be back in a minute
                         self._tell_once(fault)
                     elif fault.status in (401, 403, 404):
-                        self._refuse(flight, f": {fault.message}")
+                        flight.refuse(f": {fault.message}")
                     else:
                         raise
 
@@ -433,7 +388,7 @@ class Batches:
             await self._abandon(flight, "it was not submitted")
             return
         if client.account != batch.intent.account:
-            self._refuse(flight, "")
+            flight.refuse()
             return
         if flight.doubt_until is None:
             fresh = time.time() - max(batch.sent, batch.intent.time) < _STALE_SECONDS
@@ -525,7 +480,7 @@ class Batches:
                 if handed_out % _AT_ONCE == 0:
                     await asyncio.sleep(0)
             elif answered:
-                self._answers.setdefault(name, []).append(ref)
+                self._pool.answers.setdefault(name, []).append(ref)
         self._hand_back(flight, look, set(batch.intent.requests) - seen, lost=lost)
 
     async def _download(self, batch: Batch, client: BatchClient, look: Look) -> _Results:
@@ -556,7 +511,7 @@ class Batches:
     def _hand_back(self, flight: Flight, look: Look, unanswered: set[str], *, lost: bool) -> None:
         """Decide about the requests that a batch has not answered; `lost`: the provider counts more results."""
         if look.status in ("expired", "cancelled", "canceled"):
-            self._not_run |= unanswered
+            self._pool.left |= unanswered
         if look.cancelled and not flight.cancelled_here and flight.waiters:
             flight.fail(
                 Fault(

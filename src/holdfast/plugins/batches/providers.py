@@ -104,6 +104,8 @@ class BatchApi:
     """requests are uploaded as a file first"""
     verb: ClassVar[str] = "submitted"
     """how a batch was sent, for messages"""
+    next_page: ClassVar[str] = "after"
+    """parameter that names the last batch of the page before"""
     head: ClassVar[bytes] = b""
     between: ClassVar[bytes] = b"\n"
     tail: ClassVar[bytes] = b"\n"
@@ -142,9 +144,14 @@ class BatchApi:
         """Return what the user has to do about a batch that is under way; empty if nothing."""
         return ""
 
+    @property
+    def _url(self) -> str:
+        """The URL of the account's batches."""
+        return f"{self._base}/batches"
+
     async def look(self, batch: str) -> Look:
         """Return the state of a batch."""
-        raise NotImplementedError
+        return self._look(await self._json("GET", f"{self._url}/{batch}"))
 
     async def find(self, batch: Batch, others: Collection[str]) -> Look | bool:
         """Return a batch that may have been submitted; False if it was not, True if that is unknown.
@@ -155,7 +162,18 @@ class BatchApi:
 
     async def cancel(self, batch: str) -> None:
         """Cancel a batch. What it has answered by then is still in its results."""
-        raise NotImplementedError
+        await self._json("POST", f"{self._url}/{batch}/cancel", {})
+
+    async def _list(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the account's batches, the newest first."""
+        query = "?limit=100"
+        while query:
+            page = await self._json("GET", self._url + query)
+            batches = page if isinstance(page, list) else page.get("data") or []
+            for each in sorted(batches, key=lambda batch: _seconds(batch.get("created_at")), reverse=True):
+                yield each
+            more = isinstance(page, dict) and page.get("has_more") and batches
+            query = f"?limit=100&{self.next_page}={batches[-1]['id']}" if more else ""
 
     def read(self, line: bytes) -> BatchResult | None:
         """Read a line of results; None for any other line."""
@@ -231,10 +249,7 @@ class OpenAIBatches(BatchApi):
         body: dict[str, Any] = {"input_file_id": uploaded, "endpoint": f"/v1{self._path}", "completion_window": "24h"}
         if self.has_metadata:
             body["metadata"] = {"holdfast": intent}
-        return self._look(await self._json("POST", f"{self._base}/batches", body)).id
-
-    async def look(self, batch: str) -> Look:
-        return self._look(await self._json("GET", f"{self._base}/batches/{batch}"))
+        return self._look(await self._json("POST", self._url, body)).id
 
     def _description(self, batch: Any) -> Look:
         batch = batch.get("job", batch)  # Together wraps a batch that it has created
@@ -262,20 +277,6 @@ class OpenAIBatches(BatchApi):
             if _seconds(each.get("created_at")) < batch.intent.time - _SKEW_SECONDS:
                 break
         return False
-
-    async def _list(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the account's batches, the newest first."""
-        query = "?limit=100"
-        while query:
-            page = await self._json("GET", f"{self._base}/batches{query}")
-            batches = page if isinstance(page, list) else page.get("data") or []
-            for each in sorted(batches, key=lambda batch: _seconds(batch.get("created_at")), reverse=True):
-                yield each
-            more = isinstance(page, dict) and page.get("has_more") and batches
-            query = f"?limit=100&after={batches[-1]['id']}" if more else ""
-
-    async def cancel(self, batch: str) -> None:
-        await self._json("POST", f"{self._base}/batches/{batch}/cancel", {})
 
     def _result(self, value: Any) -> BatchResult:
         custom_id, response, error = value["custom_id"], value.get("response"), value.get("error") or {}
@@ -337,6 +338,7 @@ class AnthropicBatches(BatchApi):
     most_requests: ClassVar[int] = 100_000
     most_bytes: ClassVar[int] = 250_000_000
     uploads: ClassVar[bool] = False
+    next_page: ClassVar[str] = "after_id"
     head: ClassVar[bytes] = b'{"requests":['
     between: ClassVar[bytes] = b",\n"
     tail: ClassVar[bytes] = b"]}"
@@ -353,9 +355,6 @@ class AnthropicBatches(BatchApi):
         with file.open("rb") as content:
             async with self._client.call("POST", self._url, content) as response:
                 return self._look(parse(await response.read())).id
-
-    async def look(self, batch: str) -> Look:
-        return self._look(await self._json("GET", f"{self._url}/{batch}"))
 
     def _description(self, batch: Any) -> Look:
         counts = dict(batch["request_counts"])
@@ -380,20 +379,17 @@ class AnthropicBatches(BatchApi):
 
         A batch has no results before it has ended; until then its owner is unknown.
         """
-        unknown, query = False, "?limit=100"
-        while query:
-            page = await self._json("GET", f"{self._url}{query}")
-            for each in page.get("data") or []:
-                if _seconds(each.get("created_at")) < batch.intent.time - _SKEW_SECONDS:
-                    return unknown
-                look = self._look(each)
-                if look.id in others or look.total != len(batch.intent.requests):
-                    continue
-                if not look.ended:
-                    unknown = True
-                elif await self._carries(look, batch.intent.intent):
-                    return look
-            query = f"?limit=100&after_id={page['last_id']}" if page.get("has_more") else ""
+        unknown = False
+        async for each in self._list():
+            if _seconds(each.get("created_at")) < batch.intent.time - _SKEW_SECONDS:
+                break
+            look = self._look(each)
+            if look.id in others or look.total != len(batch.intent.requests):
+                continue
+            if not look.ended:
+                unknown = True
+            elif await self._carries(look, batch.intent.intent):
+                return look
         return unknown
 
     async def _carries(self, look: Look, intent: str) -> bool:
@@ -401,9 +397,6 @@ class AnthropicBatches(BatchApi):
         async with self._client.call("GET", look.files[0]) as response:
             first = self.read((await response.line()).strip())
         return first is not None and first.custom_id.endswith(f"-{intent[:8]}")
-
-    async def cancel(self, batch: str) -> None:
-        await self._json("POST", f"{self._url}/{batch}/cancel", {})
 
     def _result(self, value: Any) -> BatchResult:
         custom_id, result = value["custom_id"], value["result"]
