@@ -13,7 +13,7 @@ import re
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -84,7 +84,7 @@ class LikelihoodModel(Model):
         self.notices: list[str] = []
         self._settings = block.likelihood
         self._limit: Callable[[], int] = lambda: 1
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: ServerTokenizer | LocalTokenizer | None = None
         if block.tokenizer is not None:
             self._tokenizer = LocalTokenizer(block.tokenizer, origin)
         self._form: Form
@@ -376,23 +376,8 @@ def _no_prefix() -> AttemptError:
     )
 
 
-class Tokenizer(Protocol):
-    """Turns texts into token ids, without adding special tokens."""
-
-    source: str
-    """where the ids come from, for messages"""
-
-    async def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-        ...
-
-    async def prefix(self) -> int | None:
-        """Return the token before an empty context: BOS, or else EOS; None if neither is known."""
-        ...
-
-
 class ServerTokenizer:
-    """The tokenizer of the server, in the form of vLLM and SGLang or of llama.cpp."""
+    """The tokenizer of the server, without special tokens, in the form of vLLM and SGLang or of llama.cpp."""
 
     def __init__(self, server: ModelServer, path: str, fields: Mapping[str, Any], key: str) -> None:
         self.source = f"token ids from the server's {path.lstrip('/')}"
@@ -429,7 +414,10 @@ class ServerTokenizer:
         return ids
 
     async def prefix(self) -> int | None:
-        """Read the special tokens that vLLM shows under /tokenizer_info, and llama.cpp under /props."""
+        """Return the token before an empty context: BOS, or else EOS; None if neither is known.
+
+        vLLM shows them under /tokenizer_info, llama.cpp under /props.
+        """
         for path in ("/tokenizer_info", "/props"):
             info = await self._server.find("GET", path)
             for name in ("bos_token", "eos_token"):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from holdfast.errors import AttemptError, Fault
 from holdfast.http.client import client_of
@@ -70,24 +71,6 @@ class Score(NamedTuple):
     received: int | None
 
 
-class Form(Protocol):
-    """A server's way of giving likelihoods."""
-
-    name: str
-    takes_text: bool
-    """the form works without token ids"""
-    notice: str | None
-    """what the user should know about the server"""
-
-    async def probe(self, span: Tokens | Characters, text: str) -> None:
-        """Check the server's answer for a text; raise Unsupported if it is of no use."""
-        ...
-
-    async def score(self, span: Tokens | Characters) -> Score:
-        """Return the likelihood of a continuation."""
-        ...
-
-
 class Unsupported(Exception):
     """The server gives no likelihoods in this form; the message completes "the server …".
 
@@ -100,15 +83,44 @@ class Unsupported(Exception):
         self.remedy = remedy
 
 
-class Echo:
+class Form(ABC):
+    """A server's way of giving likelihoods; by default one of a single kind of server, known by its answer."""
+
+    name: ClassVar[str]
+    takes_text: ClassVar[bool] = False
+    """the form works without token ids"""
+    notice: str | None = None
+    """what the user should know about the server"""
+    lacks: ClassVar[str]
+    """completes "the server …" for another kind of server"""
+
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+
+    async def probe(self, span: Tokens | Characters, text: str) -> None:
+        """Check the server's answer for a text; raise Unsupported if it is of no use."""
+        try:
+            await self.score(span)
+        except _CutError as error:
+            raise _cut_probe(error.returned, error.sent) from error
+        except AttemptError as error:
+            if error.kind != "bad_reply" and error.status != 500:
+                raise
+            raise Unsupported(f"{self.lacks}: {error.message}") from error
+
+    @abstractmethod
+    async def score(self, span: Tokens | Characters) -> Score:
+        """Return the likelihood of a continuation."""
+
+
+class Echo(Form):
     """Completions with `echo`, as lm-eval asks for them."""
 
     name = "echo"
     takes_text = True
-    notice: str | None = None
 
     def __init__(self, server: ModelServer, model: str) -> None:
-        self._server = server
+        super().__init__(server)
         self._model = model
         self._added = 0
         """tokens that the server adds before a prompt of ids"""
@@ -211,34 +223,7 @@ def _choice(reply: Any) -> Any:
     return choice
 
 
-class _OwnForm:
-    """A form of one kind of server, which takes token ids and is recognized by its answer."""
-
-    takes_text = False
-    notice: str | None = None
-    lacks: ClassVar[str]
-    """completes "the server …" for another kind of server"""
-
-    def __init__(self, server: ModelServer) -> None:
-        self._server = server
-
-    async def probe(self, span: Tokens | Characters, text: str) -> None:
-        """Ask for the likelihood of a short text."""
-        try:
-            await self.score(span)
-        except _CutError as error:
-            raise _cut_probe(error.returned, error.sent) from error
-        except AttemptError as error:
-            if error.kind != "bad_reply" and error.status != 500:
-                raise
-            raise Unsupported(f"{self.lacks}: {error.message}") from error
-
-    async def score(self, span: Tokens | Characters) -> Score:
-        """Return the likelihood of a continuation."""
-        raise NotImplementedError
-
-
-class SGLang(_OwnForm):
+class SGLang(Form):
     """SGLang's /generate, which returns the log-probabilities of its input."""
 
     name = "sglang"
@@ -270,7 +255,7 @@ class SGLang(_OwnForm):
         return _score(values, bests, meta.get("prompt_tokens"), meta.get("completion_tokens"))
 
 
-class LlamaCpp(_OwnForm):
+class LlamaCpp(Form):
     """llama.cpp's /completion: the grammar allows one token at each step, and `n_probs` returns its probability."""
 
     name = "llama.cpp"
