@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -62,22 +62,6 @@ class Decision(msgspec.Struct, frozen=True):
     message: str | None
     """None: the user stops"""
     usage: Usage = Usage()
-
-
-class Player(Protocol):
-    """Plays the user."""
-
-    async def __aenter__(self) -> Player:
-        """Open resources."""
-        ...
-
-    async def __aexit__(self, *details: Any) -> None:
-        """Release all resources."""
-        ...
-
-    async def decide(self, messages: list[Message], sample: Sample, turn: int) -> Decision:
-        """Return the user's action after a turn; raise AttemptError if it cannot be decided."""
-        ...
 
 
 def responder_identity(spec: Eval) -> dict[str, Any] | None:
@@ -147,6 +131,8 @@ class _EndRules:
 
 
 class _FunctionPlayer:
+    """A function that plays the user."""
+
     def __init__(self, function: Function, block: ResponderBlock) -> None:
         self.function = function
         self._over = _EndRules(block)
@@ -180,6 +166,8 @@ class _FunctionPlayer:
 
 
 class _ModelPlayer(AsksModel):
+    """A model that plays the user."""
+
     _model: Model
 
     def __init__(self, block: ResponderBlock, prices: Prices, where: str) -> None:
@@ -217,6 +205,10 @@ class _ModelPlayer(AsksModel):
                 retry=False,  # it was asked twice already
                 usage=usage,
             ) from mistake
+
+
+Player = _FunctionPlayer | _ModelPlayer
+"""returns the user's action after each turn, or raises AttemptError if it cannot be decided"""
 
 
 def _spoken(messages: list[Message]) -> Iterator[Message]:
