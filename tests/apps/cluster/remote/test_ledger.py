@@ -269,7 +269,7 @@ def test_the_order_of_records_does_not_matter() -> None:
 )
 def test_a_job_is_known_by_name_and_comment_never_by_its_id(name: str, comment: str, seen: bool) -> None:
     (job,) = fold([Intent("a" * 16, "hf-x", "", 1.0, "h", 1, "1"), Submitted("a" * 16, "7", 2.0)])
-    assert job.matches(JobState("7", None, name, comment, "me", "running", "RUNNING")) is seen
+    assert job.matches(JobState("7", None, name, comment, "running")) is seen
 
 
 def test_an_id_is_found_by_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

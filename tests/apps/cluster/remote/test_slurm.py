@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,8 +56,7 @@ def test_a_job_is_seen_to_its_end(transport: Transport, invocation: str, body: s
     assert job.state == state
     assert job.comment == "0123456789abcdef"
     assert job.nodes.startswith("node")
-    assert job.partition == "main"
-    assert job.submitted is not None and job.start is not None and job.start >= job.submitted
+    assert job.start is not None and time.time() - 60 < job.start <= time.time()
     assert job.reason == job.why == ""
 
 
@@ -152,7 +152,7 @@ def test_a_refusal_carries_slurms_message(transport: Transport, invocation: str)
 
 
 def test_a_users_own_settings_hide_no_job(slurm: Cluster, invocation: str) -> None:
-    name = submit(Slurm(slurm.here), invocation, SLEEP, "--hold")
+    name = submit(Slurm(slurm.here), invocation, SLEEP, "--begin=now+1hour")
     env = {
         **slurm.env,
         "SQUEUE_PARTITION": "low",
@@ -163,7 +163,7 @@ def test_a_users_own_settings_hide_no_job(slurm: Cluster, invocation: str) -> No
         "SLURM_TIME_FORMAT": "relative",
     }
     (job,) = Slurm(Here(env=env)).jobs(names=[name])
-    assert job.submitted is not None
+    assert job.start is not None
 
 
 def test_without_accounting_the_job_history_is_unavailable(slurm: Cluster) -> None:
@@ -210,10 +210,10 @@ def test_a_killed_controller_is_unreachable_and_its_forgotten_jobs_are_not_mista
 
 
 SQUEUE = [
-    ("2\x1f3\x1fhf-a\x1fabc\x1fme\x1fPENDING\x1fPriority\x1f\x1fmain\x1f1794785667\x1fN/A\x1f0:00", "pending", 3, 0.0),
-    ("9\x1fN/A\x1fhf-a\x1f(null)\x1fme\x1fRUNNING\x1f\x1fn\x1fa\x1f17\x1f18\x1f1-02:03:04", "running", None, 93784.0),
-    ("9\x1fN/A\x1fa b\x1f\x1fme\x1fSPECIAL_EXIT\x1f\x1f\x1fmain\x1f17\x1f18\x1fINVALID", "requeued", None, None),
-    ("9\x1fN/A\x1fa b\x1f\x1fme\x1fNEW_IN_26\x1f\x1f\x1fmain\x1f17\x1f18\x1f2:03:04", "unknown", None, 7384.0),
+    ("2\x1f3\x1fhf-a\x1fabc\x1fPENDING\x1fPriority\x1f\x1fN/A\x1f0:00", "pending", 3, 0.0),
+    ("9\x1fN/A\x1fhf-a\x1f(null)\x1fRUNNING\x1f\x1fn\x1f18\x1f1-02:03:04", "running", None, 93784.0),
+    ("9\x1fN/A\x1fa b\x1f\x1fSPECIAL_EXIT\x1f\x1f\x1f18\x1fINVALID", "requeued", None, None),
+    ("9\x1fN/A\x1fa b\x1f\x1fNEW_IN_26\x1f\x1f\x1f18\x1f2:03:04", "unknown", None, 7384.0),
 ]  # fmt: skip
 
 
@@ -227,9 +227,9 @@ def test_lines_of_squeue_are_read(line: str, state: str, task: int | None, elaps
 
 # As sacct 22.05.8 wrote them, with slurmdbd.
 SACCT = [
-    ("1\x1fhf-a\x1f\x1froot\x1fFAILED\x1fnode1\x1fmain\x1f1794786767\x1f1794786768\x1f0", "1", "failed"),
-    ("3_0\x1fhf-a\x1f\x1froot\x1fCANCELLED by 0\x1fnode1\x1fmain\x1f17\x1f18\x1f6", "3_0", "cancelled"),
-    ("3_1\x1fhf-a\x1f\x1froot\x1fRUNNING\x1fnode1\x1fmain\x1f1794786767\x1f17\x1f8", "3_1", "running"),
+    ("1\x1fhf-a\x1f\x1fFAILED\x1fnode1\x1f1794786768\x1f0", "1", "failed"),
+    ("3_0\x1fhf-a\x1f\x1fCANCELLED by 0\x1fnode1\x1f18\x1f6", "3_0", "cancelled"),
+    ("3_1\x1fhf-a\x1f\x1fRUNNING\x1fnode1\x1f17\x1f8", "3_1", "running"),
 ]
 
 

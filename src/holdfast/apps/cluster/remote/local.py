@@ -6,7 +6,6 @@ queueing successors. A process is identified by its id and its start.
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import time
@@ -66,9 +65,7 @@ class LocalExecutor(Executor):
                 task=None,
                 name=job.intent.name,
                 comment=job.intent.intent,
-                user=getpass.getuser() if mine else "",
                 state="running",
-                raw_state="RUNNING",
                 nodes=job.intent.host,
                 start=job.intent.time,
                 elapsed=now - job.intent.time,

@@ -124,15 +124,10 @@ class JobState(msgspec.Struct, frozen=True):
     """index in the array"""
     name: str
     comment: str
-    user: str
     state: State
-    raw_state: str
-    """Slurm's own word for the state"""
     reason: str = ""
     """why it is pending, in Slurm's own word; see `why`"""
     nodes: str = ""
-    partition: str = ""
-    submitted: float | None = None
     start: float | None = None
     """seconds since the epoch; for a pending job the planned start, if Slurm knows it"""
     elapsed: float | None = None
@@ -197,7 +192,7 @@ SUBMIT_SECONDS: Final = 10.0
 _NEXT: Final = "=== next job ==="
 _END: Final = "=== end of the script ==="
 _SEPARATOR: Final = "\x1f"
-_FIELDS: Final = ("%F", "%K", "%j", "%k", "%u", "%T", "%r", "%N", "%P", "%V", "%S", "%M")
+_FIELDS: Final = ("%F", "%K", "%j", "%k", "%T", "%r", "%N", "%S", "%M")
 # Users' own settings must neither hide jobs nor change the format of times.
 _PLAIN: Final = (
     "env",
@@ -278,7 +273,7 @@ class Slurm:
         argv = [
             *(*_PLAIN, "sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"),
             *(f"--name={','.join(names)}", f"--starttime=now-{max(0, int(time.time() - since)) + 3600}seconds"),
-            "--format=JobID,JobName,Comment,User,State,NodeList,Partition,Submit,Start,ElapsedRaw",
+            "--format=JobID,JobName,Comment,State,NodeList,Start,ElapsedRaw",
         ]
         listing = self.transport.run(argv)
         if listing.code == 127 or "accounting storage is disabled" in listing.stderr:
@@ -328,20 +323,16 @@ def read_squeue(line: str) -> JobState | None:
     parts = line.split(_SEPARATOR)
     if len(parts) != len(_FIELDS):
         return None
-    job, task, name, comment, user, raw_state, reason, nodes, partition, submitted, start, elapsed = parts
-    state = read_state(raw_state)
+    job, task, name, comment, word, reason, nodes, start, elapsed = parts
+    state = read_state(word)
     return JobState(
         id=job,
         task=int(task) if task.isdigit() else None,
         name=name,
         comment="" if comment == "(null)" else comment,
-        user=user,
         state=state,
-        raw_state=raw_state,
         reason=reason if state in ("pending", "requeued") else "",
         nodes=nodes,
-        partition=partition,
-        submitted=_time(submitted),
         start=_time(start),
         elapsed=_duration(elapsed),
     )
@@ -350,9 +341,9 @@ def read_squeue(line: str) -> JobState | None:
 def read_sacct(line: str) -> JobState | None:
     """Parse a line of `sacct`; None for anything else, and for members of an array that have not started."""
     parts = line.split(_SEPARATOR)
-    if len(parts) != 10:
+    if len(parts) != 7:
         return None
-    handle, name, comment, user, raw_state, nodes, partition, submitted, start, elapsed = parts
+    handle, name, comment, state, nodes, start, elapsed = parts
     ids = re.fullmatch(r"(\d+)(?:_(\d+))?", handle)
     if ids is None:
         return None
@@ -361,12 +352,8 @@ def read_sacct(line: str) -> JobState | None:
         task=None if ids[2] is None else int(ids[2]),
         name=name,
         comment=comment,
-        user=user,
-        state=read_state(raw_state),
-        raw_state=raw_state,
+        state=read_state(state),
         nodes="" if nodes == "None assigned" else nodes,
-        partition=partition,
-        submitted=_time(submitted),
         start=_time(start),
         elapsed=float(elapsed) if elapsed.isdigit() else None,
     )

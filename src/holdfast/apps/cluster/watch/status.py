@@ -152,6 +152,7 @@ def read_files(transport: Transport, directory: str) -> Files:
 
 def look(subject: Subject, registry: InvocationRegistry | None = None) -> Picture:
     """Return the current status, or the last known status and the reason if the cluster does not answer."""
+    registry = registry or InvocationRegistry()
     try:
         files = read_files(subject.transport, subject.directory)
     except Unreachable as error:
@@ -167,7 +168,7 @@ def look(subject: Subject, registry: InvocationRegistry | None = None) -> Pictur
         unreachable = error.message
     picture = describe(subject, files, states, unreachable)
     if unreachable is None:
-        _Cache(registry or InvocationRegistry()).put(picture)
+        _Cache(registry).put(picture)
     return _select_task(picture, subject.task)
 
 
@@ -338,19 +339,17 @@ class _Cache:
         return None
 
 
-def final_status(subject: Subject, registry: InvocationRegistry | None = None) -> Picture | None:
+def final_status(subject: Subject, registry: InvocationRegistry) -> Picture | None:
     """Return the last status if all tasks are done, so that nothing can have changed. The cluster is not asked."""
-    last = None if subject.entry is None else _Cache(registry or InvocationRegistry()).get(subject.entry.id)
+    last = None if subject.entry is None else _Cache(registry).get(subject.entry.id)
     return last if last is not None and all(task.status == "done" for task in last.tasks) else None
 
 
-def last_status(
-    subject: Subject, why: str, registry: InvocationRegistry | None = None, *, reached: bool = False
-) -> Picture:
+def last_status(subject: Subject, why: str, registry: InvocationRegistry, *, reached: bool = False) -> Picture:
     """Return the last status, all of which may be out of date, and why there is nothing newer."""
     entry = subject.entry
     invocation = entry.id if entry else subject.directory.rstrip("/").rpartition("/")[2]
-    last = _Cache(registry or InvocationRegistry()).get(invocation)
+    last = _Cache(registry).get(invocation)
     if last is None:
         names = entry.tasks if entry else ()
         last = Picture(
