@@ -269,9 +269,7 @@ class TestCompare:
     def test_differences_are_paired_within_each_value(self, run: Path, other: Path) -> None:
         (breakdown,) = holdfast.compare(run, other).by
         assert breakdown.field == "subject"
-        differences = {
-            value: (row.difference.samples, row.difference.mean) for value, (row,) in breakdown.values.items()
-        }
+        differences = {value: (row.samples, row.difference) for value, (row,) in breakdown.values.items()}
         assert differences == {"algebra": (2, 0.5), "botany": (1, 0.0), "(none)": (1, 0.0)}
         assert (breakdown.only_first, breakdown.only_second) == ((), ("zoology",))
 
@@ -280,7 +278,7 @@ class TestCompare:
         for pair in ((run, plain), (plain, run)):
             (breakdown,) = holdfast.compare(*pair).by
             (row,) = breakdown.values["algebra"]
-            assert abs(row.difference.mean) == 0.5 and not breakdown.only_first and not breakdown.only_second
+            assert abs(row.difference) == 0.5 and not breakdown.only_first and not breakdown.only_second
 
     def test_the_command_shows_them(
         self, run: Path, other: Path, tmp_path: Path, monkeypatch: Any, capsys: Any

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from holdfast.pages.environment import environment
 from holdfast.report.compare import ScoredRun, compare_metric, compare_scores, read_scores
-from holdfast.report.pairs import metric_pair
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import (
     LEAST_P,
@@ -26,6 +25,7 @@ from holdfast.report.stats import (
     holm,
     mcnemar,
     mcnemar_less,
+    p_text,
     paired_difference,
     sign_flip,
     sign_flip_less,
@@ -118,7 +118,7 @@ def test_a_p_value_is_never_0_and_one_at_the_limit_is_shown_as_a_bound() -> None
         assert sign_flip(differences) == LEAST_P
     assert mcnemar(0, 3_000) == mcnemar_less(0, 3_000) == LEAST_P
     row = compare_metric("m", {f"{n}": [1.0] for n in range(99)}, {f"{n}": [0.5] for n in range(99)})
-    assert row is not None and row.p_text == "< 1e-12"
+    assert row is not None and p_text(row.p_value, row.p_value) == "< 1e-12"
 
 
 def test_tests_of_very_many_samples_take_no_draws() -> None:
@@ -234,19 +234,18 @@ def test_an_interval_never_contradicts_its_verdict(strong: Path, rows: Any, clus
     together = [row for listed in breakdown.values.values() for row in listed]
     shown_on_pages: Any = environment().get_template("comparison.html").module
     for row, comparisons in [*((row, 1) for row in comparison.metrics), *((row, len(together)) for row in together)]:
-        pair = metric_pair(row)
-        assert pair.comparisons == comparisons and pair.adjusted == min(1.0, pair.p_value * comparisons)
-        differs = pair.verdict in ("higher", "lower")
-        assert differs == (pair.adjusted < LEVEL)
-        page = str(shown_on_pages.difference(pair))
+        assert row.comparisons == comparisons and row.adjusted == min(1.0, row.p_value * comparisons)
+        differs = row.verdict in ("higher", "lower")
+        assert differs == (row.adjusted < LEVEL)
+        page = str(shown_on_pages.difference(row))
         assert row.interval in page and (row.p_text in html.unescape(page))
-        if pair.low is None or pair.high is None:
-            assert not differs and pair.difference == 0
+        if row.low is None or row.high is None:
+            assert not differs and row.difference == 0
             continue
-        assert pair.low <= pair.difference <= pair.high
-        for low, high in ((pair.low, pair.high), ends(row.interval)):
+        assert row.low <= row.difference <= row.high
+        for low, high in ((row.low, row.high), ends(row.interval)):
             assert (low > 0 or high < 0) == differs
-            assert (low > 0) == (pair.verdict == "higher")
+            assert (low > 0) == (row.verdict == "higher")
 
 
 @pytest.fixture

@@ -66,8 +66,8 @@ class TestRuns:
             row.sample: row.kind == "gained" for row in page.rows
         }
         (pair,), (row,) = page.pairs, comparison.metrics
-        assert (pair.metrics[0].difference, pair.metrics[0].adjusted) == (row.difference.mean, row.adjusted)
-        assert pair.metrics[0].detectable == row.difference.detectable
+        assert (pair.metrics[0].difference, pair.metrics[0].adjusted) == (row.difference, row.adjusted)
+        assert pair.metrics[0].detectable == row.detectable
 
     def test_samples_of_one_run_only_are_listed(self, two: list[RunView]) -> None:
         first, second = (view.manifest.id for view in two)

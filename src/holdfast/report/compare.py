@@ -10,11 +10,12 @@ has no such intervals.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.display.format import difference_interval, html_table, html_text
 from holdfast.errors import UsageError
@@ -33,7 +34,7 @@ from holdfast.report.stats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from holdfast.report.run_view import RunView
     from holdfast.store.metrics import Metrics
@@ -121,6 +122,11 @@ def read_scores(view: RunView) -> ScoredRun:
     return run
 
 
+def metric_title(metric: str) -> str:
+    """Return a metric in words."""
+    return "passed (all graders)" if metric == OVERALL else metric
+
+
 def metric_names(run: ScoredRun) -> list[str]:
     """Return the metrics of a run: each grader, and with several graders also whether all of them pass."""
     graders = [name for name in run.scores if name != OVERALL]
@@ -188,23 +194,50 @@ class Flip:
     """keys of both transcripts"""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One metric of two runs."""
+class Measured(NamedTuple):
+    """One metric of two runs, before it is corrected for other comparisons."""
 
     metric: str
     first: float
     second: float
     difference: Difference
     p_value: float
-    adjusted: float
-    """the p-value times the number of comparisons made together"""
     test: str
+
+
+class Compared(Struct, frozen=True, kw_only=True):
+    """One metric of two runs."""
+
+    metric: str
+    first: float
+    second: float
+    difference: float
+    """first minus second"""
+    low: float | None
+    """lower end of the difference's 95 % interval; the intervals of all comparisons hold at once"""
+    high: float | None
+    samples: int
+    """that both runs have"""
+    p_value: float
+    adjusted: float
+    """the p-value times the number of comparisons"""
+    comparisons: int
+    """that p-values and intervals are corrected for"""
+    test: str
+    detectable: float | None
+    """the smallest true difference that so many samples would show four times out of five"""
+    verdict: str
+    """the conclusion in words, at the usual level of 5 %"""
+
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        return metric_title(self.metric)
 
     @property
     def interval(self) -> str:
         """The 95 % interval of the difference as text."""
-        return difference_interval(self.difference.low, self.difference.high)
+        return difference_interval(self.low, self.high)
 
     @property
     def p_text(self) -> str:
@@ -213,24 +246,10 @@ class Compared:
 
     def cells(self) -> tuple[str, ...]:
         """Return both means, the difference, its interval and the adjusted p-value as texts."""
-        return (
-            f"{self.first:.3f}",
-            f"{self.second:.3f}",
-            f"{self.difference.mean:+.3f}",
-            self.interval,
-            self.p_text,
-        )
-
-    @property
-    def verdict(self) -> str:
-        """The conclusion in words, at the usual level of 5 %."""
-        if self.adjusted >= LEVEL:
-            return "no evidence of a difference"
-        return "higher" if self.difference.mean > 0 else "lower"
+        return f"{self.first:.3f}", f"{self.second:.3f}", f"{self.difference:+.3f}", self.interval, self.p_text
 
 
-@dataclass(frozen=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Two runs on the samples with each value of a field."""
 
     field: str
@@ -243,7 +262,7 @@ class Breakdown:
     def rows(self, metrics: Sequence[str]) -> list[tuple[str, ...]]:
         """Return a row of texts for each value and each of these metrics, under `BY_COLUMNS`."""
         return [
-            (value, row.metric, f"{row.difference.samples:,}", *row.cells())
+            (value, row.metric, f"{row.samples:,}", *row.cells())
             for value, compared in self.values.items()
             for row in compared
             if row.metric in metrics
@@ -275,12 +294,12 @@ class Comparison:
         raise KeyError(metric)
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{row.metric} {row.difference.mean:+.3f}" for row in self.metrics)
+        rows = ", ".join(f"{row.metric} {row.difference:+.3f}" for row in self.metrics)
         return f"<Comparison of {self.first.metrics.run} with {self.second.metrics.run}: {rows}>"
 
     def __str__(self) -> str:
         rows = [
-            f"{row.metric}: {row.first:.3f} and {row.second:.3f}, difference {row.difference.mean:+.3f} "
+            f"{row.metric}: {row.first:.3f} and {row.second:.3f}, difference {row.difference:+.3f} "
             f"({row.interval}), p {'' if row.p_text.startswith('<') else '= '}{row.p_text}: {row.verdict}"
             for row in self.metrics
         ]
@@ -292,15 +311,7 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row of texts for each metric, under `COLUMNS`."""
-        return [
-            (
-                "passed (all graders)" if row.metric == OVERALL else row.metric,
-                *row.cells(),
-                row.test,
-                row.verdict,
-            )
-            for row in self.metrics
-        ]
+        return [(row.title, *row.cells(), row.test, row.verdict) for row in self.metrics]
 
     def _heads(self) -> list[str]:
         heads = [f"first: {self.first.label}", f"second: {self.second.label}"]
@@ -343,19 +354,29 @@ def compare_metrics(first: ScoredRun, second: ScoredRun) -> tuple[Compared, ...]
     clusters = shared_clusters(first, second)
     names = shared_names(first, second)
     compared = (compare_metric(name, first.scores[name], second.scores[name], clusters) for name in names)
-    return _adjusted([row for row in compared if row is not None])
+    return tuple(_correct([row for row in compared if row is not None]))
 
 
-def _adjusted(rows: Sequence[Compared]) -> tuple[Compared, ...]:
+def _correct(rows: Sequence[Measured]) -> Iterator[Compared]:
     """Correct the p-values and intervals of comparisons that are made together."""
-    return tuple(
-        replace(
-            row,
-            adjusted=min(1.0, row.p_value * len(rows)),
-            difference=row.difference.corrected(row.p_value, len(rows)),
+    for metric, first, second, difference, p_value, test in rows:
+        corrected, adjusted = difference.corrected(p_value, len(rows)), min(1.0, p_value * len(rows))
+        direction = "higher" if difference.mean > 0 else "lower"
+        yield Compared(
+            metric=metric,
+            first=first,
+            second=second,
+            difference=difference.mean,
+            low=corrected.low,
+            high=corrected.high,
+            samples=difference.samples,
+            p_value=p_value,
+            adjusted=adjusted,
+            comparisons=len(rows),
+            test=test,
+            detectable=corrected.detectable,
+            verdict=direction if adjusted < LEVEL else "no evidence of a difference",
         )
-        for row in rows
-    )
 
 
 def corrected_for(comparisons: int) -> str:
@@ -370,14 +391,14 @@ def _breakdown(name: str, first: ScoredRun, second: ScoredRun, metrics: Sequence
     for sample in dict.fromkeys([*first.keys, *second.keys]):
         if sample in values:
             members.setdefault(values[sample], []).append(sample)
-    rows: list[tuple[str, Compared]] = []
+    rows: list[tuple[str, Measured]] = []
     for value, samples in members.items():
         for metric in metrics:
             ours, theirs = (_only(run.scores[metric], samples) for run in (first, second))
-            if (row := compare_metric(metric, ours, theirs, shared_clusters(first, second))) is not None:
-                rows.append((value, row))
+            if (measured := compare_metric(metric, ours, theirs, shared_clusters(first, second))) is not None:
+                rows.append((value, measured))
     compared: dict[str, list[Compared]] = {}
-    for (value, _), row in zip(rows, _adjusted([row for _, row in rows]), strict=True):
+    for (value, _), row in zip(rows, _correct([row for _, row in rows]), strict=True):
         compared.setdefault(value, []).append(row)
     return Breakdown(
         name,
@@ -398,7 +419,7 @@ def _only(scores: Scores, samples: Sequence[str]) -> Scores:
 
 def compare_metric(
     name: str, ours: Scores, theirs: Scores, clusters: Mapping[str, str] = MappingProxyType({})
-) -> Compared | None:
+) -> Measured | None:
     """Compare the scores of two runs on the samples both have, by the test that suits them; None without any."""
     difference = paired_difference(ours, theirs, clusters=clusters)
     if difference is None:
@@ -406,7 +427,7 @@ def compare_metric(
     by_sample = gaps(ours, theirs)
     p_value, test = _test(ours, theirs, by_sample, clusters)
     means = [mean_over(side, by_sample) for side in (ours, theirs)]
-    return Compared(name, means[0], means[1], difference, p_value, p_value, test)
+    return Measured(name, means[0], means[1], difference, p_value, test)
 
 
 def chance_of_loss(ours: Scores, theirs: Scores, by_sample: Mapping[str, float], clusters: Mapping[str, str]) -> float:

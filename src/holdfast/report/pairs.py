@@ -14,14 +14,22 @@ from msgspec import Struct, structs
 
 from holdfast.display.format import one_line
 from holdfast.errors import UsageError
-from holdfast.report.compare import OVERALL, changed_thresholds, compare_scores, metric_names, shared_names
+from holdfast.report.compare import (
+    OVERALL,
+    Breakdown,
+    Compared,
+    changed_thresholds,
+    compare_scores,
+    metric_names,
+    metric_title,
+    shared_names,
+)
 from holdfast.report.run_view import GradedTrial, Pending
-from holdfast.report.stats import p_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.report.compare import Breakdown, Compared, Comparison, ScoredRun
+    from holdfast.report.compare import ScoredRun
 
 Kind = Literal["gained", "lost", "both", "neither"]
 """the runs in which a sample passes: only the first, only the second, both, or neither"""
@@ -70,60 +78,16 @@ class RunSide(Struct, frozen=True, kw_only=True):
         return f"{self.eval} · {self.target} · {self.run}"
 
 
-class MetricPair(Struct, frozen=True, kw_only=True):
-    """One metric of two runs."""
-
-    metric: str
-    first: float
-    second: float
-    difference: float
-    """first minus second"""
-    low: float | None
-    """lower end of the difference's 95 % interval; the intervals of all comparisons hold at once"""
-    high: float | None
-    samples: int
-    """that both runs have"""
-    p_value: float
-    adjusted: float
-    """the p-value times the number of comparisons"""
-    comparisons: int
-    """that p-values and intervals are corrected for"""
-    test: str
-    detectable: float | None
-    """the smallest true difference that so many samples would show four times out of five"""
-    verdict: str
-
-    @property
-    def title(self) -> str:
-        """The metric in words."""
-        return metric_title(self.metric)
-
-    @property
-    def p_text(self) -> str:
-        """The corrected p-value as text."""
-        return p_text(self.p_value, self.adjusted)
-
-
-class ValuePairs(Struct, frozen=True, kw_only=True):
-    """Two runs on the samples with each value of a field."""
-
-    field: str
-    values: dict[str, list[MetricPair]]
-    only_first: list[str]
-    """values of which only the first run has samples"""
-    only_second: list[str]
-
-
 class PairFacts(Struct, frozen=True, kw_only=True):
     """The first run compared with one of the others."""
 
     second: str
     """id of the other run"""
-    metrics: list[MetricPair] = []
-    by: list[ValuePairs] = []
-    differences: list[str] = []
+    metrics: tuple[Compared, ...] = ()
+    by: tuple[Breakdown, ...] = ()
+    differences: tuple[str, ...] = ()
     """what differs between the runs apart from their verdicts"""
-    not_compared: list[str] = []
+    not_compared: tuple[str, ...] = ()
     """graders with the same name in both runs that are different graders"""
     problem: str = ""
     """why the runs cannot be compared; empty if they can"""
@@ -215,11 +179,6 @@ class RunComparison(Struct, frozen=True, kw_only=True):
         listed: list[tuple[Choice, str, int]] = [("flips", "flips", counts["gained"] + counts["lost"])]
         listed += [(kind, _WORDS[kind], counts[kind]) for kind in KINDS]
         return [*listed, ("all", "all", sum(counts.values()))]
-
-
-def metric_title(metric: str) -> str:
-    """Return a metric in words."""
-    return "passed (all graders)" if metric == OVERALL else metric
 
 
 def compare_runs(scored: Sequence[ScoredRun], *, metric: str | None = None, show: str | None = None) -> RunComparison:
@@ -384,41 +343,13 @@ def _side(run: ScoredRun) -> RunSide:
 
 def _pair(first: ScoredRun, second: ScoredRun) -> PairFacts:
     try:
-        comparison: Comparison = compare_scores(first, second)
+        comparison = compare_scores(first, second)
     except UsageError as error:
         return PairFacts(second=second.metrics.run, problem=error.message, hint=error.remedy)
     return PairFacts(
         second=second.metrics.run,
-        metrics=[metric_pair(row) for row in comparison.metrics],
-        by=[_values(breakdown) for breakdown in comparison.by],
-        differences=list(comparison.differences),
-        not_compared=list(comparison.not_compared),
-    )
-
-
-def _values(breakdown: Breakdown) -> ValuePairs:
-    return ValuePairs(
-        field=breakdown.field,
-        values={value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
-        only_first=list(breakdown.only_first),
-        only_second=list(breakdown.only_second),
-    )
-
-
-def metric_pair(row: Compared) -> MetricPair:
-    """Return the numbers of a compared metric."""
-    return MetricPair(
-        metric=row.metric,
-        first=row.first,
-        second=row.second,
-        difference=row.difference.mean,
-        low=row.difference.low,
-        high=row.difference.high,
-        samples=row.difference.samples,
-        p_value=row.p_value,
-        adjusted=row.adjusted,
-        comparisons=row.difference.comparisons,
-        test=row.test,
-        detectable=row.difference.detectable,
-        verdict=row.verdict,
+        metrics=comparison.metrics,
+        by=comparison.by,
+        differences=comparison.differences,
+        not_compared=comparison.not_compared,
     )

@@ -301,9 +301,9 @@ def print_side_by_side(first: Outcome, second: Outcome) -> None:
                 grader,
                 share(values.score),
                 share(second.metrics.graders[grader].score),
-                f"{row.difference.mean:+.3f}",
+                f"{row.difference:+.3f}",
                 row.interval,
-                f"{row.difference.samples:,}",
+                f"{row.samples:,}",
             )
         )
     console = make_console()

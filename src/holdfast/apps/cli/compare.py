@@ -28,7 +28,6 @@ from holdfast.errors import UsageError
 from holdfast.plan.changes import format_count
 from holdfast.plugins.exporters.html import write_comparison
 from holdfast.report.compare import BY_COLUMNS, COLUMNS, compare_scores, corrected_for, read_scores
-from holdfast.report.pairs import metric_pair
 from holdfast.report.pairwise import bradley_terry
 from holdfast.report.table import MOST_ROWS, print_outcome
 from holdfast.spec.document import read_document
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from holdfast.engine.pairwise import Judgement
-    from holdfast.report.compare import Breakdown, Comparison
+    from holdfast.report.compare import Comparison
 
 
 _SHOWN_FLIPS = 10
@@ -118,21 +117,13 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "first": comparison.first.path,
         "second": comparison.second.path,
-        "metrics": [metric_pair(row) for row in comparison.metrics],
-        **({"by": {breakdown.field: _by_as_json(breakdown) for breakdown in comparison.by}} if comparison.by else {}),
+        "metrics": comparison.metrics,
+        **({"by": {breakdown.field: breakdown for breakdown in comparison.by}} if comparison.by else {}),
         "differences": comparison.differences,
         "not_compared": comparison.not_compared,
         "flips": comparison.flips,
         "only_first": comparison.only_first,
         "only_second": comparison.only_second,
-    }
-
-
-def _by_as_json(breakdown: Breakdown) -> dict[str, Any]:
-    return {
-        "values": {value: [metric_pair(row) for row in rows] for value, rows in breakdown.values.items()},
-        "only_first": breakdown.only_first,
-        "only_second": breakdown.only_second,
     }
 
 
@@ -152,14 +143,12 @@ def _print(comparison: Comparison) -> None:
     _print_breakdowns(console, comparison)
     shared = len(comparison.first.samples & comparison.second.samples)
     for row in comparison.metrics:
-        if row.difference.samples < shared:
+        if row.samples < shared:
+            console.print(f"{row.metric}: only {row.samples:,} of {shared:,} samples have a verdict in both runs")
+        if row.detectable is not None and row.detectable <= 1:
             console.print(
-                f"{row.metric}: only {row.difference.samples:,} of {shared:,} samples have a verdict in both runs"
-            )
-        if row.difference.detectable is not None and row.difference.detectable <= 1:
-            console.print(
-                f"{row.metric}: with {row.difference.samples:,} samples, a real difference of "
-                f"{row.difference.detectable:.3f} would be detected 80 % of the time"
+                f"{row.metric}: with {row.samples:,} samples, a real difference of "
+                f"{row.detectable:.3f} would be detected 80 % of the time"
             )
     for metric, flips in itertools.groupby(comparison.flips, key=lambda flip: flip.metric):
         gained = [flip.gained for flip in flips]
