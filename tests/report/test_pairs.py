@@ -138,7 +138,7 @@ def test_of_several_runs_of_an_eval_and_a_target_the_grid_has_the_newest(folder:
     grid = suite_grid([old, new])
     assert (grid.targets, grid.hidden) == (["agent.py:reply"], [old.path.name[-8:]])
     (row,) = grid.rows
-    assert row.eval == "e" and [cell and cell.score for cell in row.cells] == [0.5]
+    assert row.eval == "e" and [cell and cell.run.score for cell in row.cells] == [0.5]
 
 
 class TestTexts:

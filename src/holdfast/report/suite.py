@@ -28,7 +28,7 @@ from holdfast.report.preview import plan_as_json
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import LEVEL, Z95, holm, p_text
 from holdfast.report.table import with_raised_limit
-from holdfast.store.catalog import summarize_run
+from holdfast.store.catalog import RunSummary, summarize_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from holdfast.report.compare import ScoredRun
     from holdfast.report.outcome import Outcome
     from holdfast.spec.suite import AverageBlock, Cell
-    from holdfast.store.catalog import RunSummary
     from holdfast.store.metrics import GraderMetrics, Metrics
     from holdfast.store.rundir import RunDir
 
@@ -352,14 +351,7 @@ _MOST_TRIALS: Final = 100_000
 class GridCell(Struct, frozen=True, kw_only=True):
     """A run of the grid."""
 
-    run: str
-    status: str
-    score: float | None
-    low: float | None
-    high: float | None
-    coverage: float | None
-    done: int
-    total: int
+    run: RunSummary
     best: bool = False
     """the best score of its eval"""
     differs: bool = False
@@ -459,19 +451,14 @@ def _best_places(places: Mapping[Place, tuple[RunSummary, RunDir]]) -> set[Place
     return best
 
 
-def _grid_cell(summary: RunSummary, place: Place, best: set[Place], compared: Comparisons | None) -> GridCell:
-    against = None if compared is None else compared.tested.get(place)
+def _grid_cell(run: RunSummary, place: Place, best: set[Place], compared: Comparisons | None) -> GridCell:
+    if compared is None or (against := compared.tested.get(place)) is None:
+        return GridCell(run=run, best=place in best)
+    adjusted = against.adjusted
     return GridCell(
-        run=summary.id,
-        status=summary.status,
-        score=summary.score,
-        low=summary.low,
-        high=summary.high,
-        coverage=summary.coverage,
-        done=summary.done,
-        total=summary.total,
+        run=run,
         best=place in best,
-        differs=against is not None and against.differs,
-        adjusted=None if against is None else against.adjusted,
-        p_text="" if against is None else p_text(against.p_value, against.adjusted),
+        differs=against.differs,
+        adjusted=adjusted,
+        p_text=p_text(against.p_value, adjusted),
     )

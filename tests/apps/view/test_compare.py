@@ -100,7 +100,7 @@ def test_three_runs_are_a_grid_and_evals_and_targets_another(site: Viewer, runs:
     assert grid["targets"] == ["one", "three", "two"] and [row["eval"] for row in grid["rows"]] == ["e", "other"]
     best, unfinished, worse = grid["rows"][0]["cells"]
     assert best["best"] and worse["differs"] and worse["adjusted"] < 0.05
-    assert unfinished["score"] is None and unfinished["status"] == "unfinished"
+    assert unfinished["run"]["score"] is None and unfinished["run"]["status"] == "unfinished"
     assert len(site.json(f"/suite/{runs['one']}/{runs['other']}.json")["grid"]["targets"]) == 1
     html = site.get("/suite").text
     assert f'href="/compare/{runs["one"]}/{runs["two"]}"' in html and "differs from the best of its eval" in html

@@ -232,6 +232,6 @@ def _suite(site: Site, runs: Sequence[str]) -> SuitePage:
     grid = suite_grid(rundirs)
     links = []
     for row in grid.rows:
-        finished = [cell.run for cell in row.cells if cell is not None and cell.score is not None]
+        finished = [cell.run.id for cell in row.cells if cell is not None and cell.run.score is not None]
         links.append(f"/compare/{'/'.join(finished[:_MOST_RUNS])}" if len(finished) > 1 else "")
     return SuitePage(grid=grid, links=links)
