@@ -20,7 +20,7 @@ from holdfast.errors import Exit, HoldfastError, RunHeld, UsageError
 from holdfast.plugins.batches.collecting import batch_lines, collect_batches
 from holdfast.plugins.batches.ledger import waiting_batches
 from holdfast.report.exports import unfinished_exports
-from holdfast.store.catalog import summarize_run
+from holdfast.store.catalog import RunSummary, summarize_run
 from holdfast.store.run_lock import holders
 
 if TYPE_CHECKING:
@@ -34,23 +34,11 @@ _SHOWN_TASKS = 3
 """names of tasks in a line of the list"""
 
 
-class RunPicture(msgspec.Struct, frozen=True):
+class RunPicture(RunSummary, frozen=True, kw_only=True):
     """An ordinary run, as `--json` has it."""
 
-    id: str
-    name: str
-    target: str
-    path: str
-    status: str
-    done: int
-    """trials that have an output"""
-    total: int
     errors: int
     """trials without an output that were tried, except uncertain ones"""
-    score: float | None
-    coverage: float | None
-    uncertain: int = 0
-    """trials that wait for `holdfast resume --settle`"""
     held_by: tuple[str, ...] = ()
     batches: tuple[str, ...] = ()
     """batches that are under way, in words"""
@@ -223,17 +211,8 @@ def look_at_run(path: Path) -> RunPicture:
         uncertain = index.uncertain_trials(running=listed.status == "running")
         errors = sum(key not in uncertain and index.output(key) is None for key in index.attempts)
     return RunPicture(
-        id=listed.id,
-        name=listed.name,
-        target=listed.target,
-        path=str(path.resolve()),
-        status=listed.status,
-        done=listed.done,
-        total=listed.total,
+        **{**msgspec.structs.asdict(listed), "path": str(path.resolve())},
         errors=errors,
-        uncertain=listed.uncertain,
-        score=listed.score,
-        coverage=listed.coverage,
         held_by=held_by,
         batches=tuple(batch_lines(rundir, collected.states if collected else {})),
         collected=tuple(collected.news) if collected else (),
