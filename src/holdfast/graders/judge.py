@@ -46,12 +46,14 @@ You grade an answer by a rubric. Judge only by the rubric. {_MATERIAL}
 Reply with one JSON object and nothing else: {_FORM}
 HIGHEST means that the rubric is met in full, LOWEST that it is not met at all."""
 
-_SCORE_SCHEMA: Final = {
-    "type": "object",
-    "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
-    "required": ["reason", "score"],
-    "additionalProperties": False,
-}
+
+def object_schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an object that has exactly these properties."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+TEXT: Final = {"type": "string"}
+_SCORE_SCHEMA: Final = object_schema(reason=TEXT, score={"type": "number"})
 
 _CHECKING = f"""\
 You check an answer. For every single thing you check, call set_waza_grade_pass or set_waza_grade_fail once; your \
@@ -65,26 +67,8 @@ You check an answer. For every single thing you check, add one entry to a list. 
 set_waza_grade_pass or set_waza_grade_fail, add an entry that passed or failed instead. {_MATERIAL}
 Reply with one JSON object and nothing else: {_CHECKS_FORM}"""
 
-_CHECKS_SCHEMA: Final = {
-    "type": "object",
-    "properties": {
-        "checks": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "description": {"type": "string"},
-                    "reason": {"type": "string"},
-                    "passed": {"type": "boolean"},
-                },
-                "required": ["description", "reason", "passed"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["checks"],
-    "additionalProperties": False,
-}
+_CHECK: Final = object_schema(description=TEXT, reason=TEXT, passed={"type": "boolean"})
+_CHECKS_SCHEMA: Final = object_schema(checks={"type": "array", "items": _CHECK})
 
 PASS, FAIL = "set_waza_grade_pass", "set_waza_grade_fail"
 _TOOLS: Final = [
