@@ -42,23 +42,19 @@ def find_baseline(spec: Eval, runs_dir: Path) -> RunDir | None:
 
 def evaluate_gate(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> GateOutcome:
     """Check a finished run against the gate of its eval."""
-    assert spec.gate is not None
-    checks = _check(spec, rundir, metrics, runs_dir)
-    return GateOutcome(passed=all(check.passed for check in checks), baseline=spec.gate.baseline, checks=checks)
-
-
-def _check(spec: Eval, rundir: RunDir, metrics: Metrics, runs_dir: Path) -> list[Check]:
     block = spec.gate
     assert block is not None
     if block.baseline is None:
-        return check_minima(metrics, block.minima)
-    margin = MAX_DROP if block.max_drop is None else block.max_drop
-    rules = Rules(margin, block.confidence, block.inconclusive, minima=block.minima)
-    try:
-        baseline = find_baseline(spec, runs_dir)
-        assert baseline is not None
-        return check_gate(read_scores(RunView(rundir)), read_scores(RunView(baseline)), rules)
-    except HoldfastError as error:  # it was there when the run began
-        message = f"baseline {block.baseline}: {error.message}"
-        lost = Check(what="baseline", passed=False, warning=False, message=message)
-        return [*check_minima(metrics, block.minima), lost]
+        checks = check_minima(metrics, block.minima)
+    else:
+        margin = MAX_DROP if block.max_drop is None else block.max_drop
+        rules = Rules(margin, block.confidence, block.inconclusive, minima=block.minima)
+        try:
+            baseline = find_baseline(spec, runs_dir)
+            assert baseline is not None
+            checks = check_gate(read_scores(RunView(rundir)), read_scores(RunView(baseline)), rules)
+        except HoldfastError as error:  # it was there when the run began
+            message = f"baseline {block.baseline}: {error.message}"
+            lost = Check(what="baseline", passed=False, warning=False, message=message)
+            checks = [*check_minima(metrics, block.minima), lost]
+    return GateOutcome(passed=all(check.passed for check in checks), baseline=block.baseline, checks=checks)
