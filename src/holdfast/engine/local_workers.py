@@ -212,22 +212,7 @@ class _LocalWorkers:
                 progress.uncertain += head.kind == "uncertain"
             else:
                 progress.failed_grades[head.where] += 1
-            self._display.error(
-                ErrorRecord(
-                    key=head.key,
-                    sample=head.sample,
-                    trial=head.trial,
-                    attempt=0,
-                    where=head.where,
-                    kind=head.kind,
-                    message=head.message,
-                    status=None,
-                    time=head.time,
-                    seconds=head.seconds,
-                    final=True,
-                    row=head.row,
-                )
-            )
+            self._display.error(ErrorRecord(**msgspec.structs.asdict(head), attempt=0, status=None))
 
     def _finish_requests(self, number: int) -> None:
         """Ask the workers to finish what they have in flight, after a signal."""
