@@ -230,7 +230,12 @@ class Finisher(Alone):
 class Session(msgspec.Struct):
     """An open run."""
 
-    access: Alone
+    identity: RunIdentity
+    options: Options
+    rundir: RunDir
+    log: RunLog
+    worker: str | None
+    """the id of this worker; None: this process has the run to itself"""
     display: Display
     lease: RunLease
     plan: Plan
@@ -242,31 +247,6 @@ class Session(msgspec.Struct):
     """the outcome of a run that is finished and needs nothing more"""
     spent: Spent = msgspec.field(default_factory=Spent)
     """what the run has spent so far, with what this process spends"""
-
-    @property
-    def identity(self) -> RunIdentity:
-        """The run's identity."""
-        return self.access.identity
-
-    @property
-    def options(self) -> Options:
-        """How this process goes about the run."""
-        return self.access.options
-
-    @property
-    def rundir(self) -> RunDir:
-        """The run directory."""
-        return self.access.rundir
-
-    @property
-    def log(self) -> RunLog:
-        """The log of this process."""
-        return self.access.log
-
-    @property
-    def worker(self) -> str | None:
-        """The id of this worker; None: this process has the run to itself."""
-        return self.access.worker
 
     @property
     def spec(self) -> Eval:
@@ -312,26 +292,27 @@ def show_notice(display: Display, log: RunLog, message: str) -> None:
 @contextmanager
 def open_session(access: Alone, display: Display, parts: Parts | None = None) -> Iterator[Session]:
     """Open a run; `parts` are built unless the caller has them."""
-    rundir, lost = access.rundir, threading.Event()
+    identity, options, rundir, lost = access.identity, access.options, access.rundir, threading.Event()
+    common = identity, options, rundir, access.log, access.worker, display
 
     def notice(message: str) -> None:
         show_notice(display, access.log, message)
 
     def session_of(outcome: Outcome) -> Session:
-        return Session(access, display, RunLease(rundir.lease), outcome.plan, finished=outcome)
+        return Session(*common, RunLease(rundir.lease), outcome.plan, finished=outcome)
 
-    outcome = confirm_finished(access.identity, rundir, access.options)
+    outcome = confirm_finished(identity, rundir, options)
     if outcome is not None:
         yield session_of(outcome)
         return
-    parts = parts or Parts.build(access.identity, access.options)
+    parts = parts or Parts.build(identity, options)
     try:
         lease = access.take(notice, lost.set)
     except OSError as error:
         raise _unusable(rundir, error) from error
     new = forgotten = False
     try:
-        if (outcome := confirm_finished(access.identity, rundir, access.options)) is not None:
+        if (outcome := confirm_finished(identity, rundir, options)) is not None:
             yield session_of(outcome)
             return
         try:
@@ -339,7 +320,7 @@ def open_session(access: Alone, display: Display, parts: Parts | None = None) ->
         except OSError as error:
             raise _unusable(rundir, error) from error
         new = loaded.new
-        run = Session(access, display, lease, loaded.plan, parts, loaded.index, lost, spent=loaded.index.spent())
+        run = Session(*common, lease, loaded.plan, parts, loaded.index, lost, spent=loaded.index.spent())
         del loaded  # the session drops its index at the end
         yield run
     except HoldfastError:
