@@ -28,7 +28,6 @@ from holdfast.report.stats import (
     p_text,
     paired_difference,
     sign_flip,
-    sign_flip_less,
 )
 from holdfast.store.rundir import RunDir
 from tests.support.lazy import LazyModule
@@ -90,10 +89,10 @@ def test_sign_flip_is_exact_for_scores_that_come_in_steps(steps: int, count: int
     two_sided = sum(ways for total, ways in sums.items() if abs(total) >= abs(observed))
     lower = sum(ways for total, ways in sums.items() if total <= observed)
     assert sign_flip(differences) == pytest.approx(two_sided / 2**count, abs=1e-11)
-    assert sign_flip_less(differences) == pytest.approx(lower / 2**count, abs=1e-11)
-    opposite = sign_flip_less([-gap for gap in differences])
+    assert sign_flip(differences, less=True) == pytest.approx(lower / 2**count, abs=1e-11)
+    opposite = sign_flip([-gap for gap in differences], less=True)
     equal = sums[observed] / 2**count
-    assert sign_flip_less(differences) + opposite == pytest.approx(1 + equal, abs=1e-11)
+    assert sign_flip(differences, less=True) + opposite == pytest.approx(1 + equal, abs=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -30,7 +30,6 @@ from holdfast.report.stats import (
     p_text,
     paired_difference,
     sign_flip,
-    sign_flip_less,
 )
 
 if TYPE_CHECKING:
@@ -448,7 +447,7 @@ def _test(
         gained, lost = (sum(gap == sign for gap in by_sample.values()) for sign in (1.0, -1.0))
         return (mcnemar_less if less else mcnemar)(gained, lost), "McNemar, exact"
     sums = [total for total, _ in cluster_parts(by_sample, clusters)]
-    return (sign_flip_less if less else sign_flip)(sums), f"sign-flip permutation{' of clusters' if clusters else ''}"
+    return sign_flip(sums, less=less), f"sign-flip permutation{' of clusters' if clusters else ''}"
 
 
 def mean_over(scores: Scores, samples: Iterable[str]) -> float:

@@ -454,31 +454,25 @@ def _tail(most: int, count: int) -> float:
     return total
 
 
-def sign_flip(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of a sum of differences, each of which might equally have the other sign."""
+def sign_flip(differences: Sequence[float], *, less: bool = False) -> float:
+    """Return the two-sided p-value of a sum of differences, each of which might equally have the other sign.
+
+    With `less`, return the chance of so low a sum.
+    """
     moved = [gap for gap in differences if gap]
     if not moved:
         return 1.0
     if len(moved) <= _ENUMERATED:
         sums, observed, slack = _all_sums(moved)
-        return sum(abs(total) >= abs(observed) - slack for total in sums) / len(sums)
+        low, far = observed + slack, abs(observed) - slack
+        return sum(total <= low if less else abs(total) >= far for total in sums) / len(sums)
     units = _in_units(moved)
-    return max(LEAST_P, 1 - _chance_within(units, abs(sum(units))))
-
-
-def sign_flip_less(differences: Sequence[float]) -> float:
-    """Return the chance of so low a sum, if each difference might equally have the other sign."""
-    moved = [gap for gap in differences if gap]
-    if not moved:
-        return 1.0
-    if len(moved) <= _ENUMERATED:
-        sums, observed, slack = _all_sums(moved)
-        return sum(total <= observed + slack for total in sums) / len(sums)
-    units = _in_units(moved)
-    observed_units = sum(units)
-    if observed_units >= 0:
-        return (1 + _chance_within(units, observed_units + 2)) / 2
-    return max(LEAST_P, (1 - _chance_within(units, -observed_units)) / 2)
+    total_units = sum(units)
+    if not less:
+        return max(LEAST_P, 1 - _chance_within(units, abs(total_units)))
+    if total_units >= 0:
+        return (1 + _chance_within(units, total_units + 2)) / 2
+    return max(LEAST_P, (1 - _chance_within(units, -total_units)) / 2)
 
 
 def _all_sums(differences: Sequence[float]) -> tuple[list[float], float, float]:
