@@ -17,7 +17,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from holdfast.display.format import difference_interval, dollars, duration, latency, share
+from holdfast.display.format import dollars, duration, latency, share
 from holdfast.display.terminal import printable
 from holdfast.report.overview import FEW
 from holdfast.store.records import ANSWER_CLASSES
@@ -70,7 +70,6 @@ def environment() -> Environment:
     templates.globals |= {"few": FEW, "answer_classes": ANSWER_CLASSES}
     templates.filters |= {
         "share": share,
-        "difference_interval": difference_interval,
         "dollars": dollars,
         "duration": duration,
         "latency": latency,
