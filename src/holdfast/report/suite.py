@@ -20,14 +20,14 @@ from rich.text import Text
 from holdfast.display.format import interval_text, share
 from holdfast.display.grid import Column, fit_table, fits, make_console
 from holdfast.display.terminal import echo_json
-from holdfast.errors import BudgetReached, Exit, Fault, HoldfastError, Interrupted, Waiting, with_hint
+from holdfast.errors import BudgetReached, Exit, Fault, HoldfastError, Waiting
 from holdfast.plan.changes import format_count
 from holdfast.report.compare import changed_graders, compare_metric, compare_metrics, read_scores, shared_clusters
 from holdfast.report.outcome import failed_lines, uncertain_lines
 from holdfast.report.preview import plan_as_json
 from holdfast.report.run_view import RunView
 from holdfast.report.stats import LEVEL, Z95, holm, p_text
-from holdfast.report.table import with_raised_limit
+from holdfast.report.table import print_stop
 from holdfast.store.catalog import RunSummary, summarize_run
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from holdfast.errors import Interrupted
     from holdfast.plan.identity import RunIdentity
     from holdfast.plan.plan import Plan
     from holdfast.report.compare import ScoredRun
@@ -267,11 +268,7 @@ def print_ending(unfinished: int, reason: BudgetReached | Interrupted | None, co
     console = make_console()
     if not unfinished:
         return
-    if isinstance(reason, BudgetReached):
-        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
-        command = with_raised_limit(command, reason)
-    elif isinstance(reason, Interrupted):
-        console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    command = print_stop(console, reason, command)
     are = "is" if unfinished == 1 else "are"
     console.print(f"{format_count(unfinished, 'run')} of the suite {are} not finished. Resume with:")
     console.print(f"  {command}", soft_wrap=True)

@@ -66,13 +66,7 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str, run: str
     _print_failures(console, outcome)
     if isinstance(outcome.reason, Fault):
         console.print(Text(f"stopped: {outcome.reason}", style="bold red"))
-    elif isinstance(outcome.reason, BudgetReached):
-        console.print(
-            Text(with_hint(outcome.reason.message, outcome.reason.remedy), style="bold yellow"), soft_wrap=True
-        )
-        command = with_raised_limit(command, outcome.reason)
-    elif isinstance(outcome.reason, Interrupted):
-        console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    command = print_stop(console, outcome.reason, command)
     for line in batch_lines(outcome.rundir):
         console.print(line, soft_wrap=True)
     for line in uncertain_lines(outcome.failures, run or shlex.quote(str(outcome.rundir.path))):
@@ -82,6 +76,16 @@ def _print_unfinished(console: Console, outcome: Outcome, command: str, run: str
     console.print(f"{plan.total - plan.to_run:,} of {plan.total:,} trials have an output{ungraded}")
     for line in _continuation_lines(outcome, command):
         console.print(line, soft_wrap=True)
+
+
+def print_stop(console: Console, reason: Fault | BudgetReached | Interrupted | Waiting | None, command: str) -> str:
+    """Say that a budget or the user stopped a command; return the command that continues."""
+    if isinstance(reason, BudgetReached):
+        console.print(Text(with_hint(reason.message, reason.remedy), style="bold yellow"), soft_wrap=True)
+        return with_raised_limit(command, reason)
+    if isinstance(reason, Interrupted):
+        console.print(Text("interrupted; everything that finished is on disk", style="bold yellow"))
+    return command
 
 
 def _continuation_lines(outcome: Outcome, command: str) -> Iterator[str]:
