@@ -108,8 +108,6 @@ def _remove(path: Path) -> None:
 
 
 def _by_id(runs: list[RunSummary], ids: tuple[str, ...]) -> list[RunSummary]:
-    if not ids:
-        return runs
     chosen: dict[str, RunSummary] = {}
     for name in ids:
         # An empty text, such as an unset shell variable, would match every id.
