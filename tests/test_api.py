@@ -630,12 +630,11 @@ class TestEventLoops:
 
         assert asyncio.run(main()).score == 0.5
 
-    def test_an_error_inside_a_running_event_loop_is_raised_by_evaluate(self, evaluate: Any, tmp_path: Path) -> None:
-        async def main() -> None:
-            with pytest.raises(ConfigError, match="asks for nothing_we_have"):
-                evaluate(target=wants_too_much)
-
-        asyncio.run(main())
+    async def test_an_error_inside_a_running_event_loop_is_raised_by_evaluate(
+        self, evaluate: Any, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ConfigError, match="asks for nothing_we_have"):
+            evaluate(target=wants_too_much)
         assert not (tmp_path / "runs").exists()
 
     def test_evaluate_keeps_the_programs_own_signal_handlers(self, evaluate: Any) -> None:

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
 
 from holdfast.engine.admission import Brake
 from holdfast.engine.retry import TimeLimits
 from holdfast.errors import Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-
-def run(test: Callable[[TimeLimits, asyncio.AbstractEventLoop], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        await test(TimeLimits(), asyncio.get_running_loop())
-
-    uvloop.run(main())
 
 
 async def forever(limits: TimeLimits, when: float) -> str:
@@ -33,65 +21,57 @@ async def forever(limits: TimeLimits, when: float) -> str:
     return "done"
 
 
-def test_each_attempt_ends_at_its_own_limit() -> None:
-    async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        patient = asyncio.create_task(forever(limits, now + 600))
-        await asyncio.sleep(0)  # the timer is set for the later limit first
-        hasty = [asyncio.create_task(forever(limits, now + after)) for after in (0.01, 0.0, -1.0)]
-        assert await asyncio.gather(*hasty) == ["late"] * 3
-        assert not patient.done()
-        patient.cancel()
-
-    run(test)
+async def test_each_attempt_ends_at_its_own_limit() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    now = loop.time()
+    patient = asyncio.create_task(forever(limits, now + 600))
+    await asyncio.sleep(0)  # the timer is set for the later limit first
+    hasty = [asyncio.create_task(forever(limits, now + after)) for after in (0.01, 0.0, -1.0)]
+    assert await asyncio.gather(*hasty) == ["late"] * 3
+    assert not patient.done()
+    patient.cancel()
 
 
-def test_an_attempt_that_ends_in_time_is_not_cancelled_and_shares_the_timer() -> None:
-    async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
-        timers = 0
-        make = limits._set_timer
+async def test_an_attempt_that_ends_in_time_is_not_cancelled_and_shares_the_timer() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    timers = 0
+    make = limits._set_timer
 
-        def count(when: float) -> None:
-            nonlocal timers
-            timers += 1
-            make(when)
+    def count(when: float) -> None:
+        nonlocal timers
+        timers += 1
+        make(when)
 
-        limits._set_timer = count  # type: ignore[method-assign]
-        for _ in range(1000):
-            with limits.at(loop.time() + 600):
-                await asyncio.sleep(0)
-        assert timers == 1
-        task = asyncio.current_task()
-        assert task is not None and task.cancelling() == 0
-
-    run(test)
+    limits._set_timer = count  # type: ignore[method-assign]
+    for _ in range(1000):
+        with limits.at(loop.time() + 600):
+            await asyncio.sleep(0)
+    assert timers == 1
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
 
 
-def test_a_cancellation_from_elsewhere_is_not_a_time_out() -> None:
-    async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
-        task = asyncio.create_task(forever(limits, loop.time() + 600))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(test)
+async def test_a_cancellation_from_elsewhere_is_not_a_time_out() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    task = asyncio.create_task(forever(limits, loop.time() + 600))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_a_suspended_limit_does_not_count_and_a_moved_one_does() -> None:
-    async def test(limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
-        with pytest.raises(TimeoutError), limits.at(loop.time() - 1) as limit:
-            limit.reschedule(None)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            limit.reschedule(loop.time())
-            await loop.create_future()
-
-    run(test)
+async def test_a_suspended_limit_does_not_count_and_a_moved_one_does() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    with pytest.raises(TimeoutError), limits.at(loop.time() - 1) as limit:
+        limit.reschedule(None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        limit.reschedule(loop.time())
+        await loop.create_future()
 
 
-def test_waiting_for_a_task_ends_with_the_task_or_the_brake() -> None:
-    async def wait() -> None:
+async def test_waiting_for_a_task_ends_with_the_task_or_the_brake() -> None:
+    async with asyncio.timeout(60):
         brake, step = Brake(), asyncio.Event()
         task = asyncio.create_task(_until(step))
         waiting = asyncio.create_task(brake.wait_for(task))
@@ -107,8 +87,6 @@ def test_waiting_for_a_task_ends_with_the_task_or_the_brake() -> None:
         await waiting
         assert not endless.done(), "it may be needed for closing"
         endless.cancel()
-
-    asyncio.run(asyncio.wait_for(wait(), 60))
 
 
 async def _until(event: asyncio.Event) -> None:

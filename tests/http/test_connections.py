@@ -90,15 +90,21 @@ class Script:
 
 
 @asynccontextmanager
-async def scripted(*replies: list[bytes], secure: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
-    script = Script()
-    script.replies = [*replies]
-    server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=secure)
+async def serving(script: Script, serve: Any = None, secure: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
+    server = await asyncio.start_server(serve or script.serve, "127.0.0.1", 0, ssl=secure)
     script.url = f"{'http' if secure is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
     try:
         yield script
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def scripted(*replies: list[bytes], secure: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
+    script = Script()
+    script.replies = [*replies]
+    async with serving(script, secure=secure):
+        yield script
 
 
 def post(connections: Connections, script: Script, *, whole: bool = True) -> Coroutine[Any, Any, Response]:
@@ -149,23 +155,19 @@ def test_a_reply_is_read_in_every_form_and_the_connection_is_used_again(form: st
 
 
 @pytest.mark.parametrize("form", REPLIES)
-def test_a_reply_may_be_cut_into_packets_anywhere(form: str) -> None:
+async def test_a_reply_may_be_cut_into_packets_anywhere(form: str) -> None:
     reply = REPLIES[form]
-
-    async def ask() -> None:
-        async with scripted() as script:
-            connections = Connections(script.url, {})
-            for place in range(1, len(reply)):
-                script.replies.append([reply[:place], reply[place:]])
-                script.gate.clear()
-                asked = asyncio.create_task(post(connections, script))
-                await script.asked.acquire()
-                script.gate.set()
-                assert await (await asked).read() == BODY
-            assert script.connections == 1
-            await connections.close()
-
-    uvloop.run(ask())
+    async with scripted() as script:
+        connections = Connections(script.url, {})
+        for place in range(1, len(reply)):
+            script.replies.append([reply[:place], reply[place:]])
+            script.gate.clear()
+            asked = asyncio.create_task(post(connections, script))
+            await script.asked.acquire()
+            script.gate.set()
+            assert await (await asked).read() == BODY
+        assert script.connections == 1
+        await connections.close()
 
 
 def test_a_reply_without_a_length_ends_with_its_connection() -> None:
@@ -193,17 +195,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("form", BROKEN)
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_broken_reply_is_an_error_and_the_next_request_has_a_new_connection(form: str, whole: bool) -> None:
-    async def ask() -> None:
-        async with scripted(BROKEN[form], [WHOLE]) as script:
-            connections = Connections(script.url, {})
-            with pytest.raises(BrokenReply):
-                await (await post(connections, script, whole=whole)).read()
-            answer = await post(connections, script, whole=whole)
-            assert await answer.read() == BODY and script.connections == 2
-            await connections.close()
-
-    uvloop.run(ask())
+async def test_a_broken_reply_is_an_error_and_the_next_request_has_a_new_connection(form: str, whole: bool) -> None:
+    async with scripted(BROKEN[form], [WHOLE]) as script:
+        connections = Connections(script.url, {})
+        with pytest.raises(BrokenReply):
+            await (await post(connections, script, whole=whole)).read()
+        answer = await post(connections, script, whole=whole)
+        assert await answer.read() == BODY and script.connections == 2
+        await connections.close()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -221,52 +220,41 @@ AFTERWARDS = {
 
 
 @pytest.mark.parametrize("how", AFTERWARDS)
-def test_a_connection_after_its_reply(how: str) -> None:
+async def test_a_connection_after_its_reply(how: str) -> None:
     reply, expected = AFTERWARDS[how]
-
-    async def ask() -> None:
-        async with scripted(reply, [WHOLE]) as script:
-            connections = Connections(script.url, {})
-            for _ in range(2):
-                assert await (await post(connections, script)).read() == BODY
-            assert script.connections == expected
-            await connections.close()
-
-    uvloop.run(ask())
-
-
-def test_the_late_reply_of_a_request_that_was_given_up_reaches_no_other_request() -> None:
-    late = WHOLE.replace(b"two", b"old")
-
-    async def ask() -> None:
-        async with scripted([late[:20], late[20:]], [WHOLE]) as script:
-            script.gate.clear()
-            connections = Connections(script.url, {})
-            asked = asyncio.create_task(post(connections, script))
-            await script.asked.acquire()
-            asked.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asked
-            script.gate.set()
+    async with scripted(reply, [WHOLE]) as script:
+        connections = Connections(script.url, {})
+        for _ in range(2):
             assert await (await post(connections, script)).read() == BODY
-            await connections.close()
+        assert script.connections == expected
+        await connections.close()
 
-    uvloop.run(ask())
+
+async def test_the_late_reply_of_a_request_that_was_given_up_reaches_no_other_request() -> None:
+    late = WHOLE.replace(b"two", b"old")
+    async with scripted([late[:20], late[20:]], [WHOLE]) as script:
+        script.gate.clear()
+        connections = Connections(script.url, {})
+        asked = asyncio.create_task(post(connections, script))
+        await script.asked.acquire()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        script.gate.set()
+        assert await (await post(connections, script)).read() == BODY
+        await connections.close()
 
 
-def test_a_stream_that_is_not_read_to_its_end_closes_its_connection() -> None:
-    async def ask() -> None:
-        events = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with scripted([events + b'f\r\ndata: {"n": 1}\n\r\n1\r\n\n\r\n', b"1"]) as script:
-            script.gate.clear()
-            async with Client(script.url, {}) as client:
-                stream = client.events({})
-                assert (await anext(stream)).value == {"n": 1}
-                await stream.aclose()
-                script.gate.set()
-                await script.lost.wait()
-
-    uvloop.run(ask())
+async def test_a_stream_that_is_not_read_to_its_end_closes_its_connection() -> None:
+    events = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with scripted([events + b'f\r\ndata: {"n": 1}\n\r\n1\r\n\n\r\n', b"1"]) as script:
+        script.gate.clear()
+        async with Client(script.url, {}) as client:
+            stream = client.events({})
+            assert (await anext(stream)).value == {"n": 1}
+            await stream.aclose()
+            script.gate.set()
+            await script.lost.wait()
 
 
 def posted(url: str, headers: dict[str, str] | None = None) -> Any:
@@ -277,22 +265,19 @@ def posted(url: str, headers: dict[str, str] | None = None) -> Any:
     return uvloop.run(ask())
 
 
-def test_headers_credentials_and_the_path_reach_the_server() -> None:
-    async def ask() -> None:
-        async with scripted([WHOLE], [WHOLE]) as script:
-            url = script.url.replace("//", "//me:p%40ss@").replace("/v1/chat", "/v1/ä b%2F?key=c d")
-            async with Client(url, {"X-Mine": "yes", "user-agent": "other"}) as client:
-                await client.post({"q": 1})
-                await client.get("page=2")
-            post, get = script.requests
-            assert post.startswith(b"POST /v1/%C3%A4%20b%2F?key=c%20d HTTP/1.1\r\n") and post.endswith(b'{"q":1}')
-            assert get.startswith(b"GET /v1/%C3%A4%20b%2F?page=2 HTTP/1.1\r\n")
-            for request in script.requests:
-                lines = request.split(b"\r\n")
-                assert {b"x-mine: yes", b"authorization: Basic bWU6cEBzcw==", b"user-agent: other"} <= {*lines}
-                assert f"host: 127.0.0.1:{script.url.split(':')[2].split('/')[0]}".encode() in lines
-
-    uvloop.run(ask())
+async def test_headers_credentials_and_the_path_reach_the_server() -> None:
+    async with scripted([WHOLE], [WHOLE]) as script:
+        url = script.url.replace("//", "//me:p%40ss@").replace("/v1/chat", "/v1/ä b%2F?key=c d")
+        async with Client(url, {"X-Mine": "yes", "user-agent": "other"}) as client:
+            await client.post({"q": 1})
+            await client.get("page=2")
+        post, get = script.requests
+        assert post.startswith(b"POST /v1/%C3%A4%20b%2F?key=c%20d HTTP/1.1\r\n") and post.endswith(b'{"q":1}')
+        assert get.startswith(b"GET /v1/%C3%A4%20b%2F?page=2 HTTP/1.1\r\n")
+        for request in script.requests:
+            lines = request.split(b"\r\n")
+            assert {b"x-mine: yes", b"authorization: Basic bWU6cEBzcw==", b"user-agent: other"} <= {*lines}
+            assert f"host: 127.0.0.1:{script.url.split(':')[2].split('/')[0]}".encode() in lines
 
 
 def test_a_line_break_in_a_header_is_refused_before_anything_is_sent() -> None:
@@ -305,52 +290,42 @@ def moved(to: str, status: int = 307) -> bytes:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_on_the_same_server_is_followed_with_the_same_request(status: int) -> None:
-    async def ask() -> None:
-        async with (
-            scripted([moved("/new?a=b", status)], [WHOLE]) as script,
-            Client(script.url, {"X-Key": "k"}) as client,
-        ):
-            assert await client.post({"q": 1}) == {"answer": "two"}
-            first, second = script.requests
-            method, body = (b"GET", b"") if status == 303 else (b"POST", b'{"q":1}')
-            assert second.startswith(method + b" /new?a=b HTTP/1.1\r\n") and b"x-key: k" in second
-            assert first.endswith(b'\r\n\r\n{"q":1}') and second.endswith(b"\r\n\r\n" + body)
-
-    uvloop.run(ask())
+async def test_a_redirect_on_the_same_server_is_followed_with_the_same_request(status: int) -> None:
+    async with (
+        scripted([moved("/new?a=b", status)], [WHOLE]) as script,
+        Client(script.url, {"X-Key": "k"}) as client,
+    ):
+        assert await client.post({"q": 1}) == {"answer": "two"}
+        first, second = script.requests
+        method, body = (b"GET", b"") if status == 303 else (b"POST", b'{"q":1}')
+        assert second.startswith(method + b" /new?a=b HTTP/1.1\r\n") and b"x-key: k" in second
+        assert first.endswith(b'\r\n\r\n{"q":1}') and second.endswith(b"\r\n\r\n" + body)
 
 
 @pytest.mark.parametrize("form", ["another port", "another host", "another scheme", "a file", "no address"])
-def test_a_redirect_to_another_server_stops_the_run_and_names_it(form: str) -> None:
+async def test_a_redirect_to_another_server_stops_the_run_and_names_it(form: str) -> None:
     with workflow(lambda _: {"answer": "stolen"}) as other:
-
-        async def ask() -> None:
-            async with scripted() as script:
-                places = {
-                    "another port": f"{other.url}/v1",
-                    "another host": script.url.replace("127.0.0.1", "localhost"),
-                    "another scheme": script.url.replace("http:", "https:"),
-                    "a file": "file:///etc/passwd",
-                    "no address": "http://[::1",
-                }
-                script.replies.append([moved(places[form])])
-                async with Client(script.url, {"X-Api-Key": "sk-secret-123456"}) as client:
-                    with pytest.raises(Fault, match="redirects to another server") as stopped:
-                        await client.post({"q": "a prompt"})
-            assert places[form] in stopped.value.message and "trust that server" in (stopped.value.remedy or "")
-
-        uvloop.run(ask())
+        async with scripted() as script:
+            places = {
+                "another port": f"{other.url}/v1",
+                "another host": script.url.replace("127.0.0.1", "localhost"),
+                "another scheme": script.url.replace("http:", "https:"),
+                "a file": "file:///etc/passwd",
+                "no address": "http://[::1",
+            }
+            script.replies.append([moved(places[form])])
+            async with Client(script.url, {"X-Api-Key": "sk-secret-123456"}) as client:
+                with pytest.raises(Fault, match="redirects to another server") as stopped:
+                    await client.post({"q": "a prompt"})
+        assert places[form] in stopped.value.message and "trust that server" in (stopped.value.remedy or "")
         assert other.asked == []
 
 
-def test_redirects_that_do_not_end_are_an_error() -> None:
-    async def ask() -> None:
-        async with scripted(*[[moved("/again")]] * 6) as script, Client(script.url, {}) as client:
-            with pytest.raises(AttemptError, match="redirects more than 5 times") as failed:
-                await client.post({})
-            assert not failed.value.retry and len(script.requests) == 6
-
-    uvloop.run(ask())
+async def test_redirects_that_do_not_end_are_an_error() -> None:
+    async with scripted(*[[moved("/again")]] * 6) as script, Client(script.url, {}) as client:
+        with pytest.raises(AttemptError, match="redirects more than 5 times") as failed:
+            await client.post({})
+        assert not failed.value.retry and len(script.requests) == 6
 
 
 def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,21 +365,17 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_certificate_is_checked(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_is_checked(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secure.load_cert_chain(certificate)
-
-    async def ask() -> None:
-        async with scripted([WHOLE], [WHOLE], secure=secure) as script:
-            async with Client(script.url, {}) as client:
-                with pytest.raises(Fault, match="certificate is not trusted"):
-                    await client.post({})
-            monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
-            async with Client(script.url, {}) as client:
-                assert await client.post({}) == await client.post({}) == {"answer": "two"}
-            assert script.connections == 1
-
-    uvloop.run(ask())
+    async with scripted([WHOLE], [WHOLE], secure=secure) as script:
+        async with Client(script.url, {}) as client:
+            with pytest.raises(Fault, match="certificate is not trusted"):
+                await client.post({})
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("public.pem")))
+        async with Client(script.url, {}) as client:
+            assert await client.post({}) == await client.post({}) == {"answer": "two"}
+        assert script.connections == 1
 
 
 def test_tickets_of_a_tls_server_are_no_replies(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,84 +408,75 @@ def test_tickets_of_a_tls_server_are_no_replies(certificate: Path, monkeypatch: 
             server.shutdown()
 
 
-def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_up_no_other() -> None:
-    async def ask() -> None:
-        async with scripted([WHOLE], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
-            connections = Connections(script.url, {})
-            await asyncio.gather(post(connections, script), post(connections, script))  # two connections wait now
-            given_up = post(connections, script)
-            given_up.send(None)
-            given_up.close()
-            assert await (await post(connections, script)).read() == BODY
-            assert len(script.requests) == 3
-            await connections.close()
-
-    uvloop.run(ask())
+async def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_up_no_other() -> None:
+    async with scripted([WHOLE], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
+        connections = Connections(script.url, {})
+        await asyncio.gather(post(connections, script), post(connections, script))  # two connections wait now
+        given_up = post(connections, script)
+        given_up.send(None)
+        given_up.close()
+        assert await (await post(connections, script)).read() == BODY
+        assert len(script.requests) == 3
+        await connections.close()
 
 
-def test_a_reply_that_came_before_its_request_was_written_is_refused() -> None:
-    async def ask() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-            connections = Connections(url, {})
+async def test_a_reply_that_came_before_its_request_was_written_is_refused() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        connections = Connections(url, {})
 
-            def ask_once() -> Coroutine[Any, Any, Response]:
-                return connections.request("POST", url, b"{}", None, whole=True)
+        def ask_once() -> Coroutine[Any, Any, Response]:
+            return connections.request("POST", url, b"{}", None, whole=True)
 
-            async def accept() -> socket.socket:
-                accepted, _ = await loop.sock_accept(listener)
-                accepted.setblocking(False)
-                assert await loop.sock_recv(accepted, 1 << 16)
-                return accepted
+        async def accept() -> socket.socket:
+            accepted, _ = await loop.sock_accept(listener)
+            accepted.setblocking(False)
+            assert await loop.sock_recv(accepted, 1 << 16)
+            return accepted
 
-            async with asyncio.timeout(30):
-                first = asyncio.create_task(ask_once())
-                with await accept() as early:
-                    early.sendall(WHOLE)
-                    await first
-                    early.sendall(WHOLE)  # unasked for, and there before the next request can be written
-                    last = asyncio.create_task(ask_once())
-                    with await accept() as late:
-                        late.sendall(WHOLE.replace(b"two", b"six"))
-                        assert await (await last).read() == BODY.replace(b"two", b"six")
-                    assert await loop.sock_recv(early, 1 << 16) == b""
-            assert connections.strayed
-            await connections.close()
-
-    uvloop.run(ask())
+        async with asyncio.timeout(30):
+            first = asyncio.create_task(ask_once())
+            with await accept() as early:
+                early.sendall(WHOLE)
+                await first
+                early.sendall(WHOLE)  # unasked for, and there before the next request can be written
+                last = asyncio.create_task(ask_once())
+                with await accept() as late:
+                    late.sendall(WHOLE.replace(b"two", b"six"))
+                    assert await (await last).read() == BODY.replace(b"two", b"six")
+                assert await loop.sock_recv(early, 1 << 16) == b""
+        assert connections.strayed
+        await connections.close()
 
 
-def test_the_first_of_many_requests_are_written_before_the_last_are_sent() -> None:
-    async def ask() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as accepted:
-            listener.setblocking(False)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-            connections = Connections(url, {})
+async def test_the_first_of_many_requests_are_written_before_the_last_are_sent() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as accepted:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        connections = Connections(url, {})
 
-            def send() -> Coroutine[Any, Any, Response]:
-                return connections.request("POST", url, b"{}", None, whole=True)
+        def send() -> Coroutine[Any, Any, Response]:
+            return connections.request("POST", url, b"{}", None, whole=True)
 
-            requests = [send() for _ in range(20)]
-            async with asyncio.timeout(30):
-                first = [asyncio.create_task(send()) for _ in requests]
-                servers = [accepted.enter_context((await loop.sock_accept(listener))[0]) for _ in requests]
-                for server in servers:
-                    server.setblocking(False)
-                    assert await loop.sock_recv(server, 1 << 16)
-                    server.sendall(WHOLE)
-                await asyncio.gather(*first)
-            for request in requests:
-                request.send(None)  # the event loop has no turn in between
-            arrived = select.select(servers, [], [], 0)[0]
-            for request in requests:
-                request.close()
-            await connections.close()
-            assert len(arrived) == 16
-
-    uvloop.run(ask())
+        requests = [send() for _ in range(20)]
+        async with asyncio.timeout(30):
+            first = [asyncio.create_task(send()) for _ in requests]
+            servers = [accepted.enter_context((await loop.sock_accept(listener))[0]) for _ in requests]
+            for server in servers:
+                server.setblocking(False)
+                assert await loop.sock_recv(server, 1 << 16)
+                server.sendall(WHOLE)
+            await asyncio.gather(*first)
+        for request in requests:
+            request.send(None)  # the event loop has no turn in between
+        arrived = select.select(servers, [], [], 0)[0]
+        for request in requests:
+            request.close()
+        await connections.close()
+        assert len(arrived) == 16
 
 
 STRAY = WHOLE.replace(b"two", b"bad")
@@ -540,42 +502,32 @@ async def straying(delay: float, every: int = 1) -> AsyncIterator[Script]:
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
-    try:
+    async with serving(script, serve):
         yield script
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("delay", [0.01, 0.1])
 @pytest.mark.usefixtures("probation")
-def test_the_late_stray_replies_of_a_server_become_no_answers(delay: float) -> None:
-    async def ask() -> None:
-        async with straying(delay) as script, Client(script.url, {}) as client:
+async def test_the_late_stray_replies_of_a_server_become_no_answers(delay: float) -> None:
+    async with straying(delay) as script, Client(script.url, {}) as client:
 
-            async def in_turn() -> list[Any]:
-                return [await client.post({"q": number}) for number in range(6)]
+        async def in_turn() -> list[Any]:
+            return [await client.post({"q": number}) for number in range(6)]
 
-            for answers in await asyncio.gather(in_turn(), in_turn()):
-                assert answers == [{"answer": "two"}] * 6
-            assert len(script.requests) == script.connections == 12
-            assert "no request had asked for" in client.notices[0] and script.url in client.notices[0]
-
-    uvloop.run(ask())
+        for answers in await asyncio.gather(in_turn(), in_turn()):
+            assert answers == [{"answer": "two"}] * 6
+        assert len(script.requests) == script.connections == 12
+        assert "no request had asked for" in client.notices[0] and script.url in client.notices[0]
 
 
 @pytest.mark.usefixtures("probation")
-def test_connections_of_a_sound_server_are_reused() -> None:
-    async def ask() -> None:
-        async with scripted(*[[WHOLE]] * 60) as script:
-            connections = Connections(script.url, {})
-            for _ in range(60):
-                await post(connections, script)
-            assert script.connections <= 33 and not connections.strayed
-            await connections.close()
-
-    uvloop.run(ask())
+async def test_connections_of_a_sound_server_are_reused() -> None:
+    async with scripted(*[[WHOLE]] * 60) as script:
+        connections = Connections(script.url, {})
+        for _ in range(60):
+            await post(connections, script)
+        assert script.connections <= 33 and not connections.strayed
+        await connections.close()
 
 
 UNASKED = {
@@ -586,22 +538,18 @@ UNASKED = {
 
 
 @pytest.mark.parametrize("form", UNASKED)
-def test_an_idle_connection_that_gets_anything_is_closed(form: str) -> None:
+async def test_an_idle_connection_that_gets_anything_is_closed(form: str) -> None:
     data, strays = UNASKED[form]
-
-    async def ask() -> None:
-        async with scripted([WHOLE, data], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
-            script.gate.clear()
-            connections = Connections(script.url, {})
-            await post(connections, script)
-            script.gate.set()
-            await script.lost.wait()
-            for _ in range(2):
-                assert await (await post(connections, script)).read() == BODY
-            assert connections.strayed is strays and script.connections == (3 if strays else 2)
-            await connections.close()
-
-    uvloop.run(ask())
+    async with scripted([WHOLE, data], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
+        script.gate.clear()
+        connections = Connections(script.url, {})
+        await post(connections, script)
+        script.gate.set()
+        await script.lost.wait()
+        for _ in range(2):
+            assert await (await post(connections, script)).read() == BODY
+        assert connections.strayed is strays and script.connections == (3 if strays else 2)
+        await connections.close()
 
 
 LIMIT = 1_000_000
@@ -636,12 +584,8 @@ async def endless(head: bytes, piece: bytes) -> AsyncIterator[Script]:
             writer.close()
             script.lost.set()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
-    try:
+    async with serving(script, serve):
         yield script
-    finally:
-        server.close()
 
 
 async def read_stream(client: Client) -> None:
@@ -651,34 +595,27 @@ async def read_stream(client: Client) -> None:
 
 @pytest.mark.parametrize("form", NEVER_ENDING)
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_reply_that_does_not_end_is_an_error_after_so_many_bytes(form: str, streams: bool) -> None:
-    async def ask() -> None:
-        REPLY_BYTES.set(LIMIT)
-        hints = Hints(size="Raise the limit.")
-        async with (
-            endless(*NEVER_ENDING[form]) as script,
-            asyncio.timeout(60),
-            Client(script.url, {}, hints=hints) as client,
-        ):
-            with pytest.raises(AttemptError, match="more than 1,000,000 bytes") as failed:
-                await (read_stream(client) if streams else client.post({}))
-            assert failed.value.kind == "bad_reply" and not failed.value.retry
-            assert failed.value.remedy == "Raise the limit."
-            await script.lost.wait()
-
-    uvloop.run(ask())
+async def test_a_reply_that_does_not_end_is_an_error_after_so_many_bytes(form: str, streams: bool) -> None:
+    REPLY_BYTES.set(LIMIT)
+    hints = Hints(size="Raise the limit.")
+    async with (
+        endless(*NEVER_ENDING[form]) as script,
+        asyncio.timeout(60),
+        Client(script.url, {}, hints=hints) as client,
+    ):
+        with pytest.raises(AttemptError, match="more than 1,000,000 bytes") as failed:
+            await (read_stream(client) if streams else client.post({}))
+        assert failed.value.kind == "bad_reply" and not failed.value.retry
+        assert failed.value.remedy == "Raise the limit."
+        await script.lost.wait()
 
 
 @pytest.mark.parametrize("piece", [b"X-%d: y\r\n", b"X: y\r\n"])
-def test_headers_that_do_not_end_are_an_error(piece: bytes) -> None:
+async def test_headers_that_do_not_end_are_an_error(piece: bytes) -> None:
     lines = b"".join(piece % number if b"%" in piece else piece for number in range(100_000))
-
-    async def ask() -> None:
-        async with endless(HEAD, lines) as script, asyncio.timeout(60), Client(script.url, {}) as client:
-            with pytest.raises(AttemptError, match="header"):
-                await client.post({})
-
-    uvloop.run(ask())
+    async with endless(HEAD, lines) as script, asyncio.timeout(60), Client(script.url, {}) as client:
+        with pytest.raises(AttemptError, match="header"):
+            await client.post({})
 
 
 def bomb(megabytes: int) -> bytes:
@@ -696,89 +633,78 @@ def memory() -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured by /proc")
 @pytest.mark.parametrize("through", ["connections", "a session"])
-def test_a_small_reply_that_decompresses_to_a_gigabyte_takes_little_memory_and_holds_up_nobody(
+async def test_a_small_reply_that_decompresses_to_a_gigabyte_takes_little_memory_and_holds_up_nobody(
     through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = bomb(1000)
     other = compressed(gzip.compress(BODY), "gzip")
-
-    async def ask() -> None:
-        async with scripted([compressed(packed, "gzip")]) as hostile, scripted(*[[other]] * 50) as sound:
-            if through == "a session":
-                monkeypatch.setattr("holdfast.http.client.proxy_of", lambda _: "")
-                monkeypatch.setattr("holdfast.http.session.WebSession.__init__", without_proxy)
-            async with Client(hostile.url, {}) as client, Client(sound.url, {}) as others:
-                before, answered = memory(), 0
-                attack = asyncio.create_task(client.post({}))
-                while not attack.done():
-                    if answered < 50:
-                        assert await others.post({}) == {"answer": "two"}
-                        answered += 1
-                    await asyncio.sleep(0)
-                with pytest.raises(AttemptError, match="more than 64,000,000 bytes"):
-                    attack.result()
-                assert answered == 50
-                assert memory() - before < 300_000_000
-
-    uvloop.run(ask())
+    async with scripted([compressed(packed, "gzip")]) as hostile, scripted(*[[other]] * 50) as sound:
+        if through == "a session":
+            monkeypatch.setattr("holdfast.http.client.proxy_of", lambda _: "")
+            monkeypatch.setattr("holdfast.http.session.WebSession.__init__", without_proxy)
+        async with Client(hostile.url, {}) as client, Client(sound.url, {}) as others:
+            before, answered = memory(), 0
+            attack = asyncio.create_task(client.post({}))
+            while not attack.done():
+                if answered < 50:
+                    assert await others.post({}) == {"answer": "two"}
+                    answered += 1
+                await asyncio.sleep(0)
+            with pytest.raises(AttemptError, match="more than 64,000,000 bytes"):
+                attack.result()
+            assert answered == 50
+            assert memory() - before < 300_000_000
 
 
 def without_proxy(self: Any, headers: Any, _: Any, made: Any = WebSession.__init__) -> None:
     made(self, headers, None)
 
 
-def test_a_server_waits_while_nobody_reads_its_stream() -> None:
-    async def ask() -> None:
-        head, piece = NEVER_ENDING["a stream"]
-        async with endless(head, piece) as script, asyncio.timeout(60):
-            connections = Connections(script.url, {})
-            response = await post(connections, script, whole=False)
-            sent = -1
-            while script.sent > sent:  # type: ignore[attr-defined]
-                sent = script.sent  # type: ignore[attr-defined]
-                await asyncio.sleep(0.1)
-            assert sent < 60_000_000
-            total = 0
-            async for part in response.pieces():
-                total += len(part)
-                if total > sent + 10_000_000:  # reading goes on where it stopped
-                    break
-            response.close()
-            await connections.close()
-
-    uvloop.run(ask())
-
-
-def test_a_stray_reply_that_nobody_has_read_yet_is_noticed_before_a_request_is_written() -> None:
-    """Eight requests of one iteration are written before the event loop looks at what has arrived."""
-
-    async def ask() -> None:
-        writers: list[asyncio.StreamWriter] = []
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)
-            try:
-                while True:
-                    await reader.readuntil(b"\r\n\r\n{}")
-                    writer.write(WHOLE)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        connections = Connections(url, {})
-
-        async def ask_eight_times() -> list[bytes]:
-            requests = [connections.request("POST", url, b"{}", None, whole=True) for _ in range(8)]
-            return [await response.read() for response in await asyncio.gather(*requests)]
-
-        async with asyncio.timeout(30):
-            assert await ask_eight_times() == [BODY] * 8
-            for writer in writers:
-                writer.write(STRAY)  # sent at once by this kind of event loop
-            assert await ask_eight_times() == [BODY] * 8
-        assert len(writers) == 16 and connections.strayed
+async def test_a_server_waits_while_nobody_reads_its_stream() -> None:
+    head, piece = NEVER_ENDING["a stream"]
+    async with endless(head, piece) as script, asyncio.timeout(60):
+        connections = Connections(script.url, {})
+        response = await post(connections, script, whole=False)
+        sent = -1
+        while script.sent > sent:  # type: ignore[attr-defined]
+            sent = script.sent  # type: ignore[attr-defined]
+            await asyncio.sleep(0.1)
+        assert sent < 60_000_000
+        total = 0
+        async for part in response.pieces():
+            total += len(part)
+            if total > sent + 10_000_000:  # reading goes on where it stopped
+                break
+        response.close()
         await connections.close()
-        server.close()
 
-    asyncio.run(ask())
+
+async def test_a_stray_reply_that_nobody_has_read_yet_is_noticed_before_a_request_is_written() -> None:
+    """Eight requests of one iteration are written before the event loop looks at what has arrived."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n{}")
+                writer.write(WHOLE)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    connections = Connections(url, {})
+
+    async def ask_eight_times() -> list[bytes]:
+        requests = [connections.request("POST", url, b"{}", None, whole=True) for _ in range(8)]
+        return [await response.read() for response in await asyncio.gather(*requests)]
+
+    async with asyncio.timeout(30):
+        assert await ask_eight_times() == [BODY] * 8
+        for writer in writers:
+            writer.write(STRAY)  # sent at once by this kind of event loop
+        assert await ask_eight_times() == [BODY] * 8
+    assert len(writers) == 16 and connections.strayed
+    await connections.close()
+    server.close()

@@ -348,15 +348,11 @@ class TestASecondWriter:
         fault, content, (first, others, _) = self.meets(tmp_path, held=lambda: next(answers))
         assert fault.kind == "lease_lost" and content == first + others
 
-    def test_a_failed_background_write_stops_the_run_too(self, tmp_path: Path) -> None:
+    async def test_a_failed_background_write_stops_the_run_too(self, tmp_path: Path) -> None:
         faults = []
-
-        async def main() -> None:
-            journal = Journal(tmp_path, notice=lambda _: None, failed=faults.append, held=lambda: False)
-            journal.post("steps", to_line(numbered(1)[0]))
-            await journal.close()
-
-        asyncio.run(main())
+        journal = Journal(tmp_path, notice=lambda _: None, failed=faults.append, held=lambda: False)
+        journal.post("steps", to_line(numbered(1)[0]))
+        await journal.close()
         assert [fault.kind for fault in faults] == ["lease_lost"] and not list(tmp_path.iterdir())
 
     def test_a_failed_sync_cuts_off_no_lines_of_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,19 +65,17 @@ def test_two_servers_are_asked_alike_and_each_question_once(
     assert_same_numbers(run, calm)
 
 
-def test_the_one_with_the_fewest_in_flight_is_asked_and_equals_take_turns(provider: Server, other: Server) -> None:
+async def test_the_one_with_the_fewest_in_flight_is_asked_and_equals_take_turns(
+    provider: Server, other: Server
+) -> None:
     provider.control(fail={"hang": 1.0})
-
-    async def ask() -> None:
-        async with _both(provider, other) as balancer:
-            slow = [asyncio.ensure_future(posted(balancer, f"slow {number}")) for number in range(2)]
-            await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
-            for number in range(6):  # one hangs in the first server, so the second always has fewer
-                await posted(balancer, f"quick {number}")
-            for task in slow:
-                task.cancel()
-
-    asyncio.run(ask())
+    async with _both(provider, other) as balancer:
+        slow = [asyncio.ensure_future(posted(balancer, f"slow {number}")) for number in range(2)]
+        await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        for number in range(6):  # one hangs in the first server, so the second always has fewer
+            await posted(balancer, f"quick {number}")
+        for task in slow:
+            task.cancel()
     assert provider.requests == 1
     assert other.requests == 7
 
@@ -102,35 +100,27 @@ def test_when_all_servers_refuse_connections_nothing_is_scored(tmp_path: Path, p
     assert_each_once(run, ROWS)
 
 
-def test_a_request_that_fails_at_one_server_goes_to_another(provider: Server, other: Server) -> None:
+async def test_a_request_that_fails_at_one_server_goes_to_another(provider: Server, other: Server) -> None:
     provider.control(fail={"500": 0.5, "cut": 0.5})
-
-    async def ask() -> None:
-        async with _both(provider, other) as balancer:
-            for number in range(4):
-                try:
-                    await posted(balancer, f"question {number}")
-                except AttemptError as error:
-                    assert error.kind in ("server", "connection")
-                    await posted(balancer, f"question {number}")
-
-    asyncio.run(ask())
+    async with _both(provider, other) as balancer:
+        for number in range(4):
+            try:
+                await posted(balancer, f"question {number}")
+            except AttemptError as error:
+                assert error.kind in ("server", "connection")
+                await posted(balancer, f"question {number}")
     assert provider.requests == 1, "it rests after its failure"
     assert other.stats()["answered"] == {f"question {number}": 1 for number in range(4)}
 
 
-def test_a_server_that_does_not_answer_is_left_alone_for_a_while(provider: Server, other: Server) -> None:
+async def test_a_server_that_does_not_answer_is_left_alone_for_a_while(provider: Server, other: Server) -> None:
     provider.control(fail={"hang": 1.0})
-
-    async def ask() -> None:
-        async with _both(provider, other) as balancer:
-            for number in range(6):
-                try:
-                    await asyncio.wait_for(posted(balancer, f"question {number}"), 0.5)
-                except TimeoutError:
-                    await posted(balancer, f"question {number}")
-
-    asyncio.run(ask())
+    async with _both(provider, other) as balancer:
+        for number in range(6):
+            try:
+                await asyncio.wait_for(posted(balancer, f"question {number}"), 0.5)
+            except TimeoutError:
+                await posted(balancer, f"question {number}")
     assert provider.requests < 4 and other.requests == 6
 
 

@@ -74,47 +74,37 @@ def test_runs_in_several_threads_share_one_server_that_goes_with_the_last() -> N
 
 @pytest.mark.faults
 @needs_model
-def test_a_server_that_died_is_not_lent_to_the_next() -> None:
-    async def main() -> None:
-        async with serve(MODEL) as dead:
-            (process,) = servers()
-            process.kill()
-            process.wait()
-            async with serve(MODEL) as alive:
-                assert alive != dead and answers(alive)
-
-    asyncio.run(main())
+async def test_a_server_that_died_is_not_lent_to_the_next() -> None:
+    async with serve(MODEL) as dead:
+        (process,) = servers()
+        process.kill()
+        process.wait()
+        async with serve(MODEL) as alive:
+            assert alive != dead and answers(alive)
     assert servers() == []
 
 
 @needs_model
-def test_a_signal_during_start_ends_the_server_at_once() -> None:
-    async def main() -> None:
-        async def use() -> None:
-            async with serve(MODEL):
-                raise AssertionError("it was stopped before")
+async def test_a_signal_during_start_ends_the_server_at_once() -> None:
+    async def use() -> None:
+        async with serve(MODEL):
+            raise AssertionError("it was stopped before")
 
-        task = asyncio.create_task(use())
-        await asyncio.sleep(0)
-        assert embedded._servers, "it is starting"
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(use())
+    await asyncio.sleep(0)
+    assert embedded._servers, "it is starting"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert servers() == []
 
 
 @needs_model
-def test_a_server_that_does_not_start_is_a_fault_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_start_is_a_fault_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_weights", lambda _: "no-such-file.gguf")
-
-    async def main() -> None:
-        with pytest.raises(Fault, match="did not start"):
-            async with serve(MODEL):
-                pass
-
-    asyncio.run(main())
+    with pytest.raises(Fault, match="did not start"):
+        async with serve(MODEL):
+            pass
     assert servers() == [] and not embedded._servers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,7 +26,7 @@ from tests.support.lab import Lab
 from tests.support.running import Server, lines, module_server, start, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
 needs_framework = pytest.mark.skipif(find_spec("pydantic_ai") is None, reason="a third-party agent framework")
@@ -243,28 +244,25 @@ class Notes:
 Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 
-def through_proxy(answer: Handler, test: Callable[[aiohttp.ClientSession, str, Any, Notes], Awaitable[None]]) -> None:
-    """Run a test with a client, the URL of a trial, the trial's calls, and its record."""
-
-    async def run() -> None:
-        upstream = web.Application()
-        upstream.router.add_route("*", "/v1/{path:.*}", answer)
-        runner = web.AppRunner(upstream)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        block = CommandTarget(command=["x"], base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
-        job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
-        notes = Notes()
-        replay = Replay(job, notes, [], lambda _: None)  # type: ignore[arg-type]
-        calls = await RecordedCalls.begin(replay, 1)
-        try:
-            async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
-                with proxy.serving(calls) as url:  # type: ignore[arg-type]
-                    await test(client, url, calls, notes)
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def through_proxy(answer: Handler) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Any, Notes]]:
+    """Yield a client, the URL of a trial, the trial's calls, and its record."""
+    upstream = web.Application()
+    upstream.router.add_route("*", "/v1/{path:.*}", answer)
+    runner = web.AppRunner(upstream)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    block = CommandTarget(command=["x"], base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
+    job: Any = SimpleNamespace(key="k", sample=SimpleNamespace(id="s"), trial=1)
+    notes = Notes()
+    replay = Replay(job, notes, [], lambda _: None)  # type: ignore[arg-type]
+    calls = await RecordedCalls.begin(replay, 1)
+    try:
+        async with Proxy(block, {}) as proxy, aiohttp.ClientSession() as client:
+            with proxy.serving(calls) as url:  # type: ignore[arg-type]
+                yield client, url, calls, notes
+    finally:
+        await runner.cleanup()
 
 
 BODY = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "?"}], "stream": True}
@@ -275,7 +273,7 @@ def chunk(content: str, **more: Any) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def test_a_stream_comes_as_it_is_made_but_ends_only_when_it_is_on_record() -> None:
+async def test_a_stream_comes_as_it_is_made_but_ends_only_when_it_is_on_record() -> None:
     middle = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -286,7 +284,7 @@ def test_a_stream_comes_as_it_is_made_but_ends_only_when_it_is_on_record() -> No
         await response.write(chunk("last") + chunk("", finish_reason="stop") + b"data: [DONE]\n\n")
         return response
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, _, notes):
         notes.may_write.clear()
         async with client.post(url + "/chat/completions", json=BODY) as response:
             assert b"first" in await response.content.readline()
@@ -301,14 +299,12 @@ def test_a_stream_comes_as_it_is_made_but_ends_only_when_it_is_on_record() -> No
         (step,) = notes.kept
         assert step.kind == "model" and len(step.response["events"]) == 3
 
-    through_proxy(answer, test)
-
 
 RESPONSES = {"model": "gpt-4o-mini", "input": "?", "prompt": {"id": "p"}, "stream": True}
 
 
 @pytest.mark.parametrize("last", ["completed", "incomplete", "failed", None])
-def test_a_stream_of_responses_is_recorded_only_with_an_event_that_ends_an_answer(last: str | None) -> None:
+async def test_a_stream_of_responses_is_recorded_only_with_an_event_that_ends_an_answer(last: str | None) -> None:
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -319,7 +315,7 @@ def test_a_stream_of_responses_is_recorded_only_with_an_event_that_ends_an_answe
         data = b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events)
         return web.Response(body=data, content_type="text/event-stream")
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, _, notes):
         if last in ("failed", None):
             with pytest.raises(aiohttp.ClientError):
                 async with client.post(url + "/responses", json=RESPONSES) as response:
@@ -330,49 +326,41 @@ def test_a_stream_of_responses_is_recorded_only_with_an_event_that_ends_an_answe
         assert len(notes.kept) == (last in ("completed", "incomplete"))
         assert asked == [RESPONSES], "options of chat completions are unknown there"
 
-    through_proxy(answer, test)
-
 
 @pytest.mark.parametrize("event", [b"data: 7\n\n", b'data: {"choices": 7}\n\n', b"data: {{\n\n"])
-def test_a_stream_of_something_else_is_an_outage_and_no_crash(event: bytes, caplog: Any) -> None:
+async def test_a_stream_of_something_else_is_an_outage_and_no_crash(event: bytes, caplog: Any) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=event + b"data: [DONE]\n\n", content_type="text/event-stream")
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, _, notes):
         async with client.post(url + "/chat/completions", json=BODY) as response:
             assert response.status == 502
         assert notes.kept == []
-
-    through_proxy(answer, test)
     assert caplog.records == []
 
 
-def test_the_list_of_models_is_free_and_known_to_be() -> None:
+async def test_the_list_of_models_is_free_and_known_to_be() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"data": [{"id": "gpt-4o-mini"}], "asked": request.query_string})
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, calls, _):
         async with client.get(url + "/models?limit=3") as response:
             assert (await response.json())["asked"] == "limit=3"
         assert calls.usage.cost == 0 and calls.usage.input_tokens == 0
 
-    through_proxy(answer, test)
 
-
-def test_other_paths_and_what_they_used_go_through_too() -> None:
+async def test_other_paths_and_what_they_used_go_through_too() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         assert request.path == "/v1/responses"
         return web.json_response({"output": [], "usage": {"input_tokens": 5, "output_tokens": 7}})
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, calls, _):
         async with client.post(url + "/responses", json={"model": "gpt-4o-mini", "input": "?"}) as response:
             assert response.status == 200
         async with client.post(url + "/responses", data=b"not json") as response:
             assert response.status == 400
         assert (calls.usage.input_tokens, calls.usage.output_tokens) == (5, 7) and calls.usage.cost > 0
         calls.raise_outage()  # a wrong request is the agent's own affair
-
-    through_proxy(answer, test)
 
 
 def upstream(request: web.Request, body: Any) -> web.StreamResponse | dict[str, Any]:
@@ -400,10 +388,10 @@ async def answer_as_others_do(request: web.Request) -> web.StreamResponse:
 
 
 @needs_framework
-def test_the_openai_client_works_with_the_proxy() -> None:
+async def test_the_openai_client_works_with_the_proxy() -> None:
     import openai
 
-    async def test(_: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer_as_others_do) as (_, url, calls, _):
         client: Any = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         async with client:
             assert [model.id async for model in client.models.list()] == ["gpt-4o-mini"]
@@ -426,13 +414,12 @@ def test_the_openai_client_works_with_the_proxy() -> None:
             assert method.value.status_code == 405
         calls.raise_outage()  # none of it is an outage: an agent may try what there is
 
-    through_proxy(answer_as_others_do, test)
 
-
-def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.targets.proxy._MOST_BYTES", 1000)
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer_as_others_do) as (client, url, calls, notes):
+
         async def refused(method: str, path: str, **keys: Any) -> tuple[int, str]:
             async with client.request(method, path, **keys) as response:
                 error = (await response.json())["error"]
@@ -454,11 +441,10 @@ def test_refusals_of_the_proxy_have_the_shape_that_clients_read(monkeypatch: pyt
         calls.raise_outage()
         assert notes.kept == []
 
-    through_proxy(answer_as_others_do, test)
 
+async def test_requests_in_pieces_and_with_a_query_go_through_as_they_are() -> None:
+    async with through_proxy(answer_as_others_do) as (client, url, _, _):
 
-def test_requests_in_pieces_and_with_a_query_go_through_as_they_are() -> None:
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
         async def pieces() -> Any:
             for piece in (b'{"model": "m", ', b'"messages": []}'):
                 yield piece
@@ -466,26 +452,25 @@ def test_requests_in_pieces_and_with_a_query_go_through_as_they_are() -> None:
         async with client.post(f"{url}//chat/completions?api-version=2", data=pieces()) as response:
             assert (await response.json())["choices"][0]["message"]["content"].endswith(" api-version=2")
 
-    through_proxy(answer_as_others_do, test)
-
 
 @pytest.mark.parametrize("options", [None, {"chunk_size": 1}, "all"])
-def test_options_of_a_stream_are_kept(options: Any) -> None:
+async def test_options_of_a_stream_are_kept(options: Any) -> None:
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         seen.append((await request.json())["stream_options"])
         return web.Response(body=chunk("a", finish_reason="stop"), content_type="text/event-stream")
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
-        async with client.post(url + "/chat/completions", json={**BODY, "stream_options": options}) as response:
-            assert response.status == 200 and b"finish_reason" in await response.read()
-
-    through_proxy(answer, test)
+    body = {**BODY, "stream_options": options}
+    async with (
+        through_proxy(answer) as (client, url, _, _),
+        client.post(url + "/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200 and b"finish_reason" in await response.read()
     assert seen == ["all" if options == "all" else {**(options or {}), "include_usage": True}]
 
 
-def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None:
+async def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None:
     asked, gone = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -494,7 +479,7 @@ def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None
         body = chunk("first") + chunk("", finish_reason="stop") + b"data: [DONE]\n\n"
         return web.Response(body=body, content_type="text/event-stream")
 
-    async def test(client: aiohttp.ClientSession, url: str, calls: Any, notes: Notes) -> None:
+    async with through_proxy(answer) as (client, url, calls, notes):
         impatient = asyncio.create_task(client.post(url + "/chat/completions", json=BODY).__aenter__())
         await asked.wait()
         impatient.cancel()
@@ -504,8 +489,6 @@ def test_a_call_that_an_agent_does_not_wait_for_is_recorded(caplog: Any) -> None
         calls.raise_outage()
         async with client.get(url + "/gone") as response:
             assert response.status == 502  # the server has no JSON there; and the proxy goes on serving
-
-    through_proxy(answer, test)
     assert caplog.records == []
 
 
