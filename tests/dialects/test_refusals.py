@@ -5,6 +5,7 @@ The wordings are the services' own, from reports of their users.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,84 +24,41 @@ if TYPE_CHECKING:
 
     from holdfast.spec.schema import Api
 
-WORDINGS: list[tuple[Api, int, str, str]] = [
-    (
-        "chat",
-        400,
-        "Function tools with reasoning_effort are not supported in /v1/chat/completions. Use /v1/responses.",
-        "Write `api: responses` in target",
-    ),
-    (
-        "chat",
-        404,
-        "This model is only supported in v1/responses and not in v1/chat/completions.",
-        "Write `api: responses` in target",
-    ),
-    (
-        "chat",
-        404,
-        "This is not a chat model and thus not supported in v1/chat/completions. Did you mean to use v1/completions?",
-        "Write `api: completions` in target",
-    ),
-    (
-        "chat",
-        400,
-        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-        "Write `max_completion_tokens` instead of `max_tokens`",
-    ),
-    (
-        "chat",
-        400,
-        "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.",
-        "Remove `temperature` from target.params",
-    ),
-    (
-        "chat",
-        400,
-        "Unsupported parameter: 'top_p' is not supported with this model.",
-        "Remove `top_p` from target.params",
-    ),
-    (
-        "chat",
-        400,
-        "Unrecognized request argument supplied: thinking_budget",
-        "Remove `thinking_budget` from target.params",
-    ),
-    ("chat", 400, "property 'logit_bias' is unsupported", "Remove `logit_bias` from target.params"),
-    (
-        "responses",
-        400,
-        "Unsupported parameter: 'response_format'. In the Responses API, this parameter has moved to 'text.format'.",
-        "Write `text.format` instead of `response_format`",
-    ),
-    (
-        "responses",
-        400,
-        "Unsupported parameter: 'temperature' is not supported with this model.",
-        "Remove `temperature` from target.params",
-    ),
-    ("responses", 400, "Unknown parameter: 'stop'.", "Remove `stop` from target.params"),
-    ("messages", 400, "`temperature` is deprecated for this model.", "Remove `temperature` from target.params"),
-    ("messages", 400, "max_tokens: Field required", "Write `max_tokens: 4096` in target.params"),
-    (
-        "messages",
-        400,
-        "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
-        "Remove `temperature` or `top_p` from target.params",
-    ),
-    (
-        "messages",
-        400,
-        "`temperature` may only be set to 1 when thinking is enabled or in adaptive mode.",
-        "Remove `temperature` from target.params",
-    ),
-    (
-        "messages",
-        400,
-        "frequency_penalty: Extra inputs are not permitted",
-        "Remove `frequency_penalty` from target.params",
-    ),
-]
+WORDINGS = r"""
+chat 400 Function tools with reasoning_effort are not supported in /v1/chat/completions. Use /v1/responses.
+    Write `api: responses` in target
+chat 404 This model is only supported in v1/responses and not in v1/chat/completions.
+    Write `api: responses` in target
+chat 404 This is not a chat model and thus not supported in v1/chat/completions. Did you mean to use v1/completions?
+    Write `api: completions` in target
+chat 400 Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.
+    Write `max_completion_tokens` instead of `max_tokens`
+chat 400 Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.
+    Remove `temperature` from target.params
+chat 400 Unsupported parameter: 'top_p' is not supported with this model.
+    Remove `top_p` from target.params
+chat 400 Unrecognized request argument supplied: thinking_budget
+    Remove `thinking_budget` from target.params
+chat 400 property 'logit_bias' is unsupported
+    Remove `logit_bias` from target.params
+responses 400 Unsupported parameter: 'response_format'. In the Responses API, this parameter has moved to 'text.format'.
+    Write `text.format` instead of `response_format`
+responses 400 Unsupported parameter: 'temperature' is not supported with this model.
+    Remove `temperature` from target.params
+responses 400 Unknown parameter: 'stop'.
+    Remove `stop` from target.params
+messages 400 `temperature` is deprecated for this model.
+    Remove `temperature` from target.params
+messages 400 max_tokens: Field required
+    Write `max_tokens: 4096` in target.params
+messages 400 `temperature` and `top_p` cannot both be specified for this model. Please use only one.
+    Remove `temperature` or `top_p` from target.params
+messages 400 `temperature` may only be set to 1 when thinking is enabled or in adaptive mode.
+    Remove `temperature` from target.params
+messages 400 frequency_penalty: Extra inputs are not permitted
+    Remove `frequency_penalty` from target.params
+"""
+"""an API, the status and the words of a refusal, and what the run says to do"""
 GEMINI: list[tuple[str, str]] = [
     ("Thinking budget is not supported for this model.", "Write `reasoning: {effort: high}` in target.params"),
     ("Thinking level is not supported for this model.", "Write `reasoning: {tokens: 8192}` in target.params"),
@@ -116,11 +74,13 @@ GEMINI: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("api", "status", "message", "line"), WORDINGS)
+@pytest.mark.parametrize(
+    ("api", "status", "message", "line"), re.findall(r"^(\w+) (\d+) (.+)\n    (.+)$", WORDINGS, re.MULTILINE)
+)
 def test_the_run_stops_at_the_first_request_with_the_line_to_write(
-    api: Api, status: int, message: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    api: Api, status: str, message: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    with provider(api, [Refuse(status, message), Say("2")]) as server:
+    with provider(api, [Refuse(int(status), message), Say("2")]) as server:
         target = {"model": "m-1", "api": api, "base_url": server.url, "api_key_env": "HOLDFAST_TEST_KEY"}
         path = write_spec(tmp_path, target=target, limits={"concurrency": 1})
         monkeypatch.setenv("HOLDFAST_TEST_KEY", "sk-of-the-test")

@@ -199,90 +199,79 @@ def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("name: x\ninputs: {prompt: x}\n", "tasks/a.yaml: id: a task needs an id"),
-        ("id: x\n", "tasks/a.yaml: inputs.prompt: a task needs inputs.prompt"),
-        ("id: x\ninputs:\n  prompt: x\n  prompt_file: p.md\n", "tasks/a.yaml:4: inputs.prompt_file: give either"),
-        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "tasks/a.yaml:3: inputs.prompt_file: must be a path below"),
-        ("id: x\ncommand_mocks: [{a: 1}]\ninputs: {prompt: x}\n", "tasks/a.yaml:2: command_mocks: not supported"),
+        ("name: x\ninputs: {prompt: x}\n", "a.yaml: id: a task needs an id"),
+        ("id: x\n", "a.yaml: inputs.prompt: a task needs inputs.prompt"),
+        ("id: x\ninputs:\n  prompt: x\n  prompt_file: p.md\n", "a.yaml:4: inputs.prompt_file: give either"),
+        ("id: x\ninputs:\n  prompt_file: ../p.md\n", "a.yaml:3: inputs.prompt_file: must be a path below"),
+        ("id: x\ncommand_mocks: [{a: 1}]\ninputs: {prompt: x}\n", "a.yaml:2: command_mocks: not supported"),
         ("id: x\ninputs:\n  prompt: x\n  follow_ups: [y]\n", "a.yaml:4: inputs.follow_ups: unknown key (did you mean"),
         ("id: x\nexpected: {output_contain: [a]}\ninputs: {prompt: x}\n", "a.yaml:2: expected.output_contain: unknown"),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../../up.txt}]}\n",
-            "tasks/a.yaml:2: inputs.files[0].path: '../../up.txt' is outside",
+            "a.yaml:2: inputs.files[0].path: '../../up.txt' is outside",
         ),
         (
             "id: x\ninputs: {prompt: x, files: [{path: ../eval.yaml}]}\n",
             "inputs.files[0].path: '../eval.yaml' is outside the workspace",
         ),
         (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: tool, name: t}\n",
-            "tasks/a.yaml:4: graders[0].type: waza has no grader `tool`: write `type: tool_calls`",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: smells, name: t}\n",
-            "tasks/a.yaml:4: graders[0].type: unknown grader type 'smells'",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    name: t\n    config: {}\n",
-            "tasks/a.yaml:4: graders[0]: checks nothing",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      keywords: [a]\n",
-            "tasks/a.yaml:6: graders[0].config.keywords: unknown parameter of 'text', which checks nothing else",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - type: text\n    config:\n      contain: [a]\n",
-            "tasks/a.yaml:6: graders[0].config.contain: unknown parameter of 'text', which checks nothing else (did",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - type: regex\n    config:\n      must_match: ['(']\n",
-            "not a regular expression: '('",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - {ref: shared}\n",
-            "tasks/a.yaml:4: graders[0].ref: not supported",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: prompt, name: j, rubric: correctness}\n",
-            "tasks/a.yaml:4: graders[0].rubric: not supported: waza's own rubric 'correctness'",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ngraders:\n  - {type: prompt, name: j, rubric: Is it kind?}\n",
-            "tasks/a.yaml:4: graders[0]: needs a model to judge with: add config.judge_model=MODEL to the command",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ncheckpoints:\n  - after_turn: 2\n    graders: [{type: text, contains: [x]}]\n",
-            "tasks/a.yaml:4: checkpoints[0].after_turn: 2 is never reached: the task has at most 1 turns",
-        ),
-        (
-            f"id: x\ninputs: {{prompt: x}}\ncheckpoints:\n  - {CHECKPOINT}\n  - {CHECKPOINT}\n",
-            "tasks/a.yaml:5: checkpoints[1].after_turn: duplicate checkpoint after turn 1",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ncheckpoints:\n  - after_turn: 1\n    graders:\n      - {type: text}\n",
-            "tasks/a.yaml:6: checkpoints[0].graders[0]: checks nothing",
-        ),
-        (
-            "id: x\ninputs: {prompt: x}\ncheckpoints: [{after_turn: 1, on_failure: run, graders: [{type: text}]}]\n",
-            "tasks/a.yaml:3: checkpoints[0].on_failure: must be continue or stop, not 'run'",
-        ),
-        (
             "id: x\ninputs:\n  prompt: x\n  responder: {instructions: y}\n",
-            "tasks/a.yaml:4: inputs.responder.max_followups: must be a number from 1, not None",
+            "a.yaml:4: inputs.responder.max_followups: must be a number from 1, not None",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  follow_up_prompts: [a]\n  responder: {instructions: y, max_followups: 2}\n",
-            "tasks/a.yaml:5: inputs.responder: give either follow_up_prompts or a responder",
+            "a.yaml:5: inputs.responder: give either follow_up_prompts or a responder",
         ),
         (
             "id: x\ninputs:\n  prompt: x\n  responder: {instructions: y, max_followups: 2}\n",
-            "tasks/a.yaml:4: inputs.responder: needs a `model` that plays the user",
+            "a.yaml:4: inputs.responder: needs a `model` that plays the user",
         ),
-        ("id: x\ninputs: [prompt\n", "tasks/a.yaml:3: not valid YAML"),
+        ("id: x\ninputs: [prompt\n", "a.yaml:3: not valid YAML"),
+        (
+            "graders:\n  - {type: tool, name: t}\n",
+            "a.yaml:4: graders[0].type: waza has no grader `tool`: write `type: tool_calls`",
+        ),
+        ("graders:\n  - {type: smells, name: t}\n", "a.yaml:4: graders[0].type: unknown grader type 'smells'"),
+        ("graders:\n  - type: text\n    name: t\n    config: {}\n", "a.yaml:4: graders[0]: checks nothing"),
+        (
+            "graders:\n  - type: text\n    config:\n      keywords: [a]\n",
+            "a.yaml:6: graders[0].config.keywords: unknown parameter of 'text', which checks nothing else",
+        ),
+        (
+            "graders:\n  - type: text\n    config:\n      contain: [a]\n",
+            "a.yaml:6: graders[0].config.contain: unknown parameter of 'text', which checks nothing else (did",
+        ),
+        ("graders:\n  - type: regex\n    config:\n      must_match: ['(']\n", "not a regular expression: '('"),
+        ("graders:\n  - {ref: shared}\n", "a.yaml:4: graders[0].ref: not supported"),
+        (
+            "graders:\n  - {type: prompt, name: j, rubric: correctness}\n",
+            "a.yaml:4: graders[0].rubric: not supported: waza's own rubric 'correctness'",
+        ),
+        (
+            "graders:\n  - {type: prompt, name: j, rubric: Is it kind?}\n",
+            "a.yaml:4: graders[0]: needs a model to judge with: add config.judge_model=MODEL to the command",
+        ),
+        (
+            "checkpoints:\n  - after_turn: 2\n    graders: [{type: text, contains: [x]}]\n",
+            "a.yaml:4: checkpoints[0].after_turn: 2 is never reached: the task has at most 1 turns",
+        ),
+        (
+            f"checkpoints:\n  - {CHECKPOINT}\n  - {CHECKPOINT}\n",
+            "a.yaml:5: checkpoints[1].after_turn: duplicate checkpoint after turn 1",
+        ),
+        (
+            "checkpoints:\n  - after_turn: 1\n    graders:\n      - {type: text}\n",
+            "a.yaml:6: checkpoints[0].graders[0]: checks nothing",
+        ),
+        (
+            "checkpoints: [{after_turn: 1, on_failure: run, graders: [{type: text}]}]\n",
+            "a.yaml:3: checkpoints[0].on_failure: must be continue or stop, not 'run'",
+        ),
     ],
 )
 def test_a_wrong_task_is_refused_with_its_file_and_line(tmp_path: Path, task: str, message: str) -> None:
-    assert message in refused(tree(tmp_path, tasks_a_yaml=task))
+    whole = task if task.startswith(("id:", "name:")) else f"id: x\ninputs: {{prompt: x}}\n{task}"
+    assert message in refused(tree(tmp_path, tasks_a_yaml=whole))
 
 
 @pytest.mark.parametrize(
