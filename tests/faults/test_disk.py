@@ -391,6 +391,9 @@ def test_lines_that_are_gone_from_a_finished_run_are_noticed_everywhere(
     for verb, *options in (("export", "--to", "csv"), ("show",), ("gate", "--min", "coverage=1")):
         done = holdfast(verb, run, *options, cwd=tmp_path)
         assert "have become shorter since its report was made" in done.stderr
+    if "all outputs" in cut:
+        shown = holdfast("show", run, "s0", cwd=tmp_path).stdout
+        assert "damaged: the output is missing" in shown and "pending" not in shown
     (listed,) = json.loads(holdfast("cache", "ls", "--json", cwd=tmp_path).stdout)
     assert (listed["status"], listed["done"]) == ("damaged", kept if "outputs" in cut else ROWS)
 

@@ -9,6 +9,7 @@ renamed, or whose threshold has moved, since it gave a verdict has here the stat
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -320,7 +321,20 @@ class RunView:
         """Return why a trial has no output, from its last failure: also a call that was cut off."""
         if error.startswith(_UNCERTAIN):
             return error if key in self._uncertain else ""  # it was settled, and has not continued yet
-        return f"{_UNCERTAIN}{self._uncertain[key]}" if key in self._uncertain else error
+        if key in self._uncertain:
+            return f"{_UNCERTAIN}{self._uncertain[key]}"
+        return error or self._damage
+
+    @cached_property
+    def _damage(self) -> str:
+        """What is damaged if a trial of a finished run has neither an output nor an error."""
+        if self.metrics is None or not self.rundir.has_lost_lines(self.metrics):
+            return ""
+        path = shlex.quote(str(self.rundir.path))
+        return (
+            "damaged: the output is missing, as journals have become shorter since the report was made; "
+            f"`holdfast repair {path} --dry-run` says what is missing"
+        )
 
     def _trial(self, key: str, ref: OutputRef, fields: dict[str, Any], row_panel: Panel | None) -> GradedTrial:
         """Read an output and its verdicts."""
