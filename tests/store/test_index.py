@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.heads import ErrorHead, GradeHead, OutputHead, decode_head
 from holdfast.store.index import StaleIndexError
-from holdfast.store.index_files import journals_size, temporary_file
+from holdfast.store.index_files import journals_size
 from holdfast.store.lines import scan
 from holdfast.store.records import Step, to_line
 from tests.apps.view import journals
@@ -237,11 +237,33 @@ def test_an_output_that_no_longer_counts_was_paid_for_once(run: JournaledRun) ->
     assert (index.spent().tokens, index.spent().cost) == (before.tokens, before.cost)
 
 
-def test_temporary_files_are_removed_once_they_are_abandoned(tmp_path: Path) -> None:
-    with temporary_file(tmp_path) as abandoned, temporary_file(tmp_path) as fresh:
-        for path in (abandoned, fresh):
-            path.touch()
-        os.utime(abandoned, (0, 0))
-        with temporary_file(tmp_path):
-            assert [*tmp_path.iterdir()] == [fresh], "another process may be writing it"
-    assert [*tmp_path.iterdir()] == []
+def test_temporary_files_are_removed_once_they_are_abandoned(run: JournaledRun) -> None:
+    abandoned, fresh = (head_of(run).with_name(f".{name}.tmp") for name in ("abandoned", "fresh"))
+    for path in (abandoned, fresh):
+        path.touch()
+    os.utime(abandoned, (0, 0))
+    for event in whole_trial(1, 2):
+        run.append(event)
+    run.rundir.load(repair=True)
+    assert [*head_of(run).parent.glob(".*.tmp")] == [fresh], "another process may be writing it"
+
+
+def test_private_indexes_of_runs_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOLDFAST_INDEX_BYTES", "1")
+    runs = []
+    for name in ("gone", "kept", "last"):
+        (tmp_path / name).mkdir()
+        runs.append(JournaledRun(tmp_path / name))
+        for event in whole_trial(1, 1):
+            runs[-1].append(event)
+    gone, kept, last = (run.rundir for run in runs)
+    for rundir in (gone, kept):
+        assert rundir.load(repair=False).published is not None
+    foreign = gone.private_index.with_name("0" * 32)
+    foreign.mkdir()
+    shutil.copy(gone.private_index / "run", foreign)
+
+    shutil.rmtree(gone.path)
+    last.load(repair=False)
+    assert {*last.private_index.parent.iterdir()} == {kept.private_index, last.private_index, foreign}

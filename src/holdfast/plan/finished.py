@@ -78,7 +78,7 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     )
     panels = b"".join(number.to_bytes(2, "little") for number in numbers) if any(numbers) else b""
     parts = {"done": done, "rows": survey.digests, "asked": survey.asked, "panels": panels}
-    with suppress(*UNUSABLE), temporary_file(folder) as temporary:
+    with suppress(*UNUSABLE), temporary_file(folder, rundir.path) as temporary:
         db = sqlite3.connect(temporary, isolation_level=None)
         db.execute("PRAGMA journal_mode=OFF")
         db.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, bytes BLOB)")

@@ -474,7 +474,7 @@ class ReportedTable:
 
 def publish_table(table: TrialTable, rundir: RunDir, index: RunIndex, folder: Path) -> None:
     """Publish the table of a finished run in a folder. If that is impossible, there is none."""
-    with suppress(*UNUSABLE), temporary_file(folder) as temporary:
+    with suppress(*UNUSABLE), temporary_file(folder, rundir.path) as temporary:
         table.db.execute("VACUUM main INTO ?", (str(temporary),))
         marks = [make_mark(rundir.path, path, extent) for path, extent in index.extents.items()]
         content = _Content(

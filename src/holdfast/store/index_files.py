@@ -15,8 +15,10 @@ A file is made under a temporary name, synced, renamed, and named by the head at
 former index or the new one, whenever the writer is killed. No lock is taken and no journal of SQLite is needed, on
 any file system. A run that borrows links the lender's file and has a head of its own.
 
-The process that holds the lease publishes in the run directory, and everybody else in `$HOLDFAST_HOME/index`. If that
-is impossible, as on a full disk, there is no published index, and the journals are read each time.
+The process that holds the lease publishes in the run directory, and everybody else in a folder of
+`$HOLDFAST_HOME/index`, named by the digest of the run's path. Whoever publishes there removes the folders of runs that
+are gone. If publishing is impossible, as on a full disk, there is no published index, and the journals are read each
+time.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from urllib.parse import quote
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from holdfast.canonical import digest_bytes
 from holdfast.errors import Fault
 from holdfast.store.files import UNREADABLE, open_binary, read_file, replacing, sync_directory
+from holdfast.store.home import home_directory
 from holdfast.store.index import JOURNALS, TABLES, Extent, RunIndex, make_searchable, make_tables
 from holdfast.store.lines import LineRef, is_sound, seal
 from holdfast.store.records import Spent
@@ -52,6 +56,8 @@ _NAME: Final = "journals"
 T = TypeVar("T")
 _FIRST_BYTES: Final = 4096
 """bytes at the beginning of a journal that are compared"""
+_OWNER: Final = "run"
+"""File in a private folder with the path of the run, whose digest is the folder's name."""
 _ABANDONED: Final = 600.0
 """seconds after which a temporary file is a dead process's"""
 _FEW: Final = 0.05
@@ -158,13 +164,28 @@ def _write_head(folder: Path, name: str, head: _Head) -> None:
         file.write(seal(msgspec.json.encode(head)))
 
 
-@contextmanager
-def temporary_file(folder: Path) -> Iterator[Path]:
-    """Yield a new name in a folder, and remove the file at the end unless it has another name by then.
+def private_folder(run: Path) -> Path:
+    """Return the folder in `$HOLDFAST_HOME` for what readers publish about a run."""
+    return home_directory() / "index" / _folder_name(os.fsencode(run.resolve()))
 
-    Create the folder if necessary, and remove leftovers of killed processes.
+
+def _folder_name(run: bytes) -> str:
+    return digest_bytes(run).removeprefix("sha256:")
+
+
+@contextmanager
+def temporary_file(folder: Path, run: Path) -> Iterator[Path]:
+    """Yield a new name in a folder for what is published about a run, and remove the file if it keeps that name.
+
+    Create the folder if necessary. Remove leftovers of killed processes, and private folders of runs that are gone.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o777 if folder.name == INDEX else 0o700)
+    if folder.name == INDEX:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / _OWNER).write_bytes(os.fsencode(run.resolve()))
+        for other in folder.parent.iterdir():
+            _remove_if_gone(other)
     for leftover in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > _ABANDONED:  # else another reader may be writing it
@@ -175,6 +196,14 @@ def temporary_file(folder: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _remove_if_gone(folder: Path) -> None:
+    """Remove a private folder whose run is gone. Its name shows that the path in it is whole, and that it is ours."""
+    with suppress(*UNUSABLE):
+        run = read_file(folder / _OWNER)
+        if _folder_name(run) == folder.name and not os.path.lexists(run):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_index(rundir: JournalFolder, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
@@ -251,7 +280,7 @@ def _publish(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: b
     The published index that `index` begins with is copied, so that only what was appended is read.
     """
     try:
-        with temporary_file(folder) as temporary:
+        with temporary_file(folder, rundir.path) as temporary:
             builder = _build(index, rundir, temporary, durable=durable)
             if any(not spot.torn for spot in builder.damage):
                 raise ValueError("a damaged line, which has to be cut out first")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from holdfast.canonical import digest_bytes
 from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
 from holdfast.store.files import (
     LARGEST,
@@ -26,9 +25,8 @@ from holdfast.store.files import (
     replacing,
     sync_directory,
 )
-from holdfast.store.home import home_directory
 from holdfast.store.index import RunIndex, StaleIndexError
-from holdfast.store.index_files import INDEX, open_index, refresh_index
+from holdfast.store.index_files import INDEX, open_index, private_folder, refresh_index
 from holdfast.store.lines import cut_damage
 from holdfast.store.records import SCHEMA_VERSION
 from holdfast.store.shared import FOLDER, journal_size
@@ -292,8 +290,7 @@ class RunDir:
     @property
     def private_index(self) -> Path:
         """The folder in `$HOLDFAST_HOME` for indexes of this run that readers make."""
-        name = digest_bytes(os.fsencode(self.path.resolve())).removeprefix("sha256:")
-        return home_directory() / "index" / name
+        return private_folder(self.path)
 
     def _read_all(self, *, repair: bool) -> RunIndex:
         index = RunIndex(self.journals)

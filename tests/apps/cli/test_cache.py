@@ -184,6 +184,15 @@ class TestRemoving:
         holdfast("cache", "rm", "-y", "--status", "damaged", cwd=copied)
         assert targets(copied) == ["Qwen/Small-1"]
 
+    def test_rm_removes_what_readers_published_about_a_run(self, copied: Path, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        env = environment(HOLDFAST_HOME=str(home), HOLDFAST_INDEX_BYTES="1")
+        run = next(run for run in listed(copied) if run["target"] == "llama-2")
+        holdfast("show", run["id"], "s0", cwd=copied, env=env)
+        assert len(list((home / "index").iterdir())) == 1
+        holdfast("cache", "rm", "-y", run["id"], cwd=copied, env=env)
+        assert list((home / "index").iterdir()) == []
+
     def test_rm_all_removes_every_run(self, copied: Path) -> None:
         holdfast("cache", "rm", "-y", "--all", cwd=copied)
         assert listed(copied) == []

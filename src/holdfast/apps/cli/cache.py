@@ -96,8 +96,10 @@ def _confirmed(question: str) -> bool:
 
 def _remove(path: Path) -> None:
     """Under the run's lease: a process that has just started to write it keeps it."""
-    lease = hold(RunDir(path))
+    rundir = RunDir(path)
+    lease = hold(rundir)
     try:
+        shutil.rmtree(rundir.private_index, ignore_errors=True)
         # Rename it first, so that an interrupted removal leaves no half of a run under its name.
         doomed = path.with_name(f".{path.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
