@@ -52,11 +52,11 @@ def plain_reading(rundir: RunDir) -> Any:
                 place = str(path), line.offset
                 outputs.setdefault(output.key, {})[str(path)] = output.timing.started, str(path), place
     verdicts: dict[Any, tuple[Any, ...]] = {}
-    for number, path in enumerate(rundir.journals("grades")):
+    for path in rundir.journals("grades"):
         for line in scan(path):
             if line.sound and (grade := decode_head(GradeHead, line.data)) is not None:
                 name = grade.key, *grade.verdict_key
-                found = (grade.time, number, line.offset), (grade.status, grade.score, grade.time)
+                found = (grade.time, str(path), line.offset), (grade.status, grade.score, grade.time)
                 verdicts[name] = max(verdicts.get(name, found), found, key=lambda each: each[0])
     attempts: dict[str, int] = {}
     for path in rundir.journals("errors"):

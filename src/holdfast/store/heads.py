@@ -62,10 +62,10 @@ class OutputRef(NamedTuple):
     """the ends of the turns, if recorded"""
     stopped_by: str | None = None
     started: float = 0.0
-    row: str | None = None
-    """16 digits of the digest of the row, if the target sees only a part of it"""
     kind: str = "whole"
     """kind of the answer, one of `answers.KINDS`"""
+    row: str | None = None
+    """16 digits of the digest of the row, if the target sees only a part of it"""
     sample: str = ""
     trial: int = 1
     turns: int = 1
@@ -127,25 +127,15 @@ class OutputHead(msgspec.Struct):
 
     def ref(self, line: LineRef) -> OutputRef:
         """Return the index's reference to an output on the given line."""
-        timing = self.timing
-        return OutputRef(
-            line,
-            self.digest,
-            self.usage,
-            timing.seconds,
-            moments(self.marks),
-            self.stopped_by,
-            timing.started,
-            self.row,
-            self.kind,
-            self.sample,
-            self.trial,
-            self.turns,
-            self.attempt,
-            self.stop,
-            timing.first_token,
-            self.source,
-        )
+        timing, marks = self.timing, moments(self.marks)
+        own = line, self.digest, self.usage, timing.seconds, marks, self.stopped_by, timing.started, self.kind
+        return OutputRef(*own, *self.facts)
+
+    @property
+    def facts(self) -> tuple[str | None, str, int, int, int, str, float | None, str | None]:
+        """The last fields of a reference, from `row` on."""
+        first_token = self.timing.first_token
+        return self.row, self.sample, self.trial, self.turns, self.attempt, self.stop, first_token, self.source
 
 
 NOWHERE: Final = LineRef(Path(), 0, 0)
@@ -162,8 +152,8 @@ def ref_of(output: Output) -> OutputRef:
         () if isinstance(output.marks, msgspec.UnsetType) else moments(output.marks),
         None if isinstance(output.stopped_by, msgspec.UnsetType) else output.stopped_by,
         output.timing.started,
-        None if isinstance(output.row, msgspec.UnsetType) else output.row,
         answer_kind(output.answer, output.stop),
+        None if isinstance(output.row, msgspec.UnsetType) else output.row,
     )
 
 

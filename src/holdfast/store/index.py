@@ -21,6 +21,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from binascii import unhexlify
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -61,8 +62,10 @@ from holdfast.store.records import (
 from holdfast.store.shared import journal_size, lender_of, settle, unwanted_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+Seen = Callable[[str, Any], None]
+"""is called with the kind of a journal and the head of each of its lines"""
 Key = bytes | str
 """A digest as a database holds it: its 16 bytes, or the text if it is no digest of ours."""
 
@@ -79,14 +82,16 @@ _AT_ONCE: Final = 256
 _MOST_WAITING: Final = 1 << 16
 """rows that are kept out of the database: about 40 MB"""
 
+_NUMBERS: Final = "input, output, requests, cost"
 TABLES: Final = {
-    "outputs": "key, file, at, len, digest, started, seconds, input, output, requests, cost, kind, row, sample, trial, "
-    "turns, attempt, stop, first_token, source, stopped_by, rest",
-    "verdicts": "key, place, judged, status, score, time, file, at, len, input, output, requests, cost, rest",
-    "steps": "key, file, at, len, intent, input, output, requests, cost, time, seconds, source",
+    "outputs": f"key, file, at, len, digest, started, seconds, stopped_by, kind, {_NUMBERS}, rest, row, sample, trial, "
+    "turns, attempt, stop, first_token, source",
+    "verdicts": f"key, file, at, len, place, judged, status, score, time, {_NUMBERS}, rest",
+    "steps": f"key, file, at, len, intent, {_NUMBERS}, time, seconds, source",
     "errors": "key, file, at, len, place, kind, time",
 }
-"""Columns of the tables, after the number of the row. SQLite keeps values as they are, whatever their type."""
+"""Columns of the tables, after the number of the row; the first four say where a key's line is. SQLite keeps values as
+they are, whatever their type."""
 
 
 def pack(text: str) -> Key:
@@ -104,26 +109,19 @@ def unpack(key: Key) -> str:
     return key if isinstance(key, str) else _TAG + key.hex()
 
 
-class _OutputRest(msgspec.Struct, array_like=True):
-    """Fields that few outputs have."""
+class _Rest(msgspec.Struct, array_like=True):
+    """Fields that few outputs and verdicts have."""
 
-    marks: list[tuple[Any, int | None, float]] = []
-    """digest, tokens and seconds at the end of each turn"""
     usage: Usage | None = None
     """if there are more numbers than the columns have"""
-
-
-class _VerdictRest(msgspec.Struct, array_like=True):
-    """Fields that few verdicts have."""
-
+    marks: list[tuple[Any, int | None, float]] = []
+    """digest, tokens and seconds at the end of each turn"""
     counts: tuple[int, ...] | None = None
     together: Together | None = None
-    usage: Usage | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_output_rest: Final = msgspec.msgpack.Decoder(_OutputRest)
-_verdict_rest: Final = msgspec.msgpack.Decoder(_VerdictRest)
+_decode_rest: Final = msgspec.msgpack.Decoder(_Rest).decode
 
 
 class Extent(NamedTuple):
@@ -198,6 +196,8 @@ class RunIndex:
         self._waiting: dict[str, dict[Key, list[tuple[Any, ...]]]] = {table: {} for table in TABLES}
         """by table and key: rows that are not in the database yet"""
         self._waiting_rows = 0
+        self.into = "main"
+        """the database that gets the rows of lines that are read"""
         self._schemas = {table: ["main"] for table in TABLES}
         """by table: the databases with rows that count"""
         self.files: list[Path] = []
@@ -252,6 +252,7 @@ class RunIndex:
             make_tables(self._db, "main")
             make_searchable(self._db, "main")
         if self._waiting_rows:
+            # Emptied first: storing the rows asks for this property again.
             waiting, self._waiting_rows = self._waiting, 0
             self._waiting = {table: {} for table in TABLES}
             for table, rows in waiting.items():
@@ -293,14 +294,7 @@ class RunIndex:
         self._dropped, self._ignored, self._set = other._dropped, other._ignored, other._set
         self._ignored_rows = other._ignored_rows
 
-    def read(
-        self,
-        *,
-        durable: bool = False,
-        verify: bool = False,
-        schema: str = "main",
-        seen: Callable[[str, Any], None] | None = None,
-    ) -> None:
+    def read(self, *, durable: bool = False, verify: bool = False, seen: Seen | None = None) -> None:
         """Read what was appended to the journals since they were last read.
 
         `durable`: from the medium, not from cached pages. `verify`: lines have to be whole records, not only in the
@@ -309,31 +303,30 @@ class RunIndex:
         """
         for kind in JOURNALS:
             for path in self._journals(kind.name):
-                self._read_journal(kind, path, durable=durable, verify=verify, schema=schema, seen=seen)
+                self._read_journal(kind, path, durable=durable, verify=verify, seen=seen)
 
-    def _read_journal(
-        self,
-        kind: JournalKind,
-        path: Path,
-        *,
-        durable: bool,
-        verify: bool,
-        schema: str,
-        seen: Callable[[str, Any], None] | None,
-    ) -> None:
+    def _read_journal(self, kind: JournalKind, path: Path, *, durable: bool, verify: bool, seen: Seen | None) -> None:
         size = journal_size(path)  # before reading: another process may finish its last line meanwhile
         last, end = before = self.extents.get(path, Extent(0, 0))
         if size == end:
             if not end:
                 check_regular(path)  # a pipe or a device has no size
             return
+        # A journal only grows, so its length and the last line that was read show that it is the one that was read.
         if size < end or (end and LineRef(path, last, end - last).read() != self._last_lines.get(path, b"")):
             raise StaleIndexError(path)
         if durable:
             settle(path)
         decode: Callable[[bytes], Any] = decoder(kind.head).decode
         verify_line = decoder(kind.record).decode if verify else None
-        make_row = self._row_maker(kind.name, path)
+        number, lent = self.number_of(path), lender_of(path) is not None
+        makers: dict[str, Callable[[Any, bool], tuple[Any, ...]]] = {
+            "outputs": self._output_cells,
+            "grades": self._verdict_cells,
+            "steps": self._step_cells,
+            "errors": self._error_cells,
+        }
+        make_cells = makers[kind.name]
         with suppress(FileNotFoundError):
             for block in read_blocks(path, end, size):
                 rows, all_sound = [], block.all_sound()
@@ -344,7 +337,8 @@ class RunIndex:
                             if verify_line is not None:
                                 verify_line(data)
                             head = decode(data)
-                            rows.append(make_row(head, offset, len(data)))
+                            cells = make_cells(head, lent)
+                            rows.append((None, pack(head.key), number, offset, len(data), *cells))
                         except (*UNREADABLE, OverflowError):
                             pass  # sound, but not a record of Holdfast
                         else:
@@ -352,7 +346,7 @@ class RunIndex:
                                 seen(kind.name, head)
                             continue
                     self.damage.append(Damage(path, offset, len(data) + 1, torn=False))
-                self._insert(kind.table, rows, schema)
+                self._insert(kind.table, rows)
                 last, end = block.offset + block.starts[-1], block.offset + block.ends[-1] + 1
             if end < size:
                 self.damage.append(Damage(path, end, size - end, torn=True))
@@ -360,10 +354,10 @@ class RunIndex:
             self.extents[path] = Extent(last, end)
             self._last_lines[path] = LineRef(path, last, end - last).read()
 
-    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
+    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         self.rows[table] += len(rows)
-        if schema != "main":
-            self._store(table, rows, schema)
+        if self.into != "main":
+            self._store(table, rows, self.into)
             return
         waiting = self._waiting[table]
         for row in rows:
@@ -403,93 +397,47 @@ class RunIndex:
             self.place_keys.append((by, turn))
         return number
 
-    def _row_maker(self, kind: str, path: Path) -> Callable[[Any, int, int], tuple[Any, ...]]:
-        """Return a function that turns the lines of a file into rows, and adds up their usage.
+    # What a row has after the place of its line. Work that another run has paid for, since its journal is `lent` or its
+    # line was copied from a source, adds nothing to the totals.
 
-        Rows begin with a place for their number, which the database gives.
-        """
-        file, totals, lent = self.number_of(path), self.totals, lender_of(path) is not None
+    def _output_cells(self, head: OutputHead, lent: bool) -> tuple[Any, ...]:
+        usage, timing = head.usage, head.timing
+        numbers, odd = _numbers_of(usage)
+        _check_size(head.trial, head.turns, head.attempt)
+        if head.source is None and not lent:
+            self.totals.add(usage)
+            self.totals.add_time(timing.started, timing.started + timing.seconds)
+        rest = None
+        if head.marks or odd is not None:
+            marks = [(pack(moment.digest), moment.tokens, moment.seconds) for moment in moments(head.marks)]
+            rest = _encode(_Rest(odd, marks))
+        kind = KIND_CODES[head.kind]
+        own = pack(head.digest), timing.started, timing.seconds, head.stopped_by, kind
+        return *own, *numbers, rest, *head.facts
 
-        def output_row(head: OutputHead, at: int, length: int) -> tuple[Any, ...]:
-            usage, timing = head.usage, head.timing
-            numbers, odd = _numbers_of(usage)
-            _check_size(head.trial, head.turns, head.attempt)
-            if head.source is None and not lent:  # otherwise the other run paid for it
-                totals.add(usage)
-                totals.add_time(timing.started, timing.started + timing.seconds)
-            rest = None
-            if head.marks or odd is not None:
-                marks = [(pack(moment.digest), moment.tokens, moment.seconds) for moment in moments(head.marks)]
-                rest = _encode(_OutputRest(marks, odd))
-            return (
-                None,
-                pack(head.key),
-                file,
-                at,
-                length,
-                pack(head.digest),
-                timing.started,
-                timing.seconds,
-                *numbers,
-                KIND_CODES[head.kind],
-                head.row,
-                head.sample,
-                head.trial,
-                head.turns,
-                head.attempt,
-                head.stop,
-                timing.first_token,
-                head.source,
-                head.stopped_by,
-                rest,
-            )
+    def _verdict_cells(self, head: GradeHead, lent: bool) -> tuple[Any, ...]:
+        usage = head.usage
+        numbers, odd = _NO_NUMBERS if usage is None else _numbers_of(usage)
+        if head.source is None and not lent:
+            self.totals.add_grade(usage, head.time, head.seconds)
+        rest = None
+        if odd is not None or head.counts is not None or head.together is not None:
+            self._has_sets = self._has_sets or head.together is not None
+            rest = _encode(_Rest(odd, [], head.counts, head.together))
+        place, status = self._place(head.by, head.turn), _STATUS_CODES[head.status]
+        return place, pack(head.judged), status, head.score, head.time, *numbers, rest
 
-        def verdict_row(head: GradeHead, at: int, length: int) -> tuple[Any, ...]:
-            usage = head.usage
-            numbers, odd = _NO_NUMBERS if usage is None else _numbers_of(usage)
-            if head.source is None and not lent:
-                totals.add_grade(usage, head.time, head.seconds)
-            rest = None
-            if odd is not None or head.counts is not None or head.together is not None:
-                self._has_sets = self._has_sets or head.together is not None
-                rest = _encode(_VerdictRest(head.counts, head.together, odd))
-            place = self._place(head.by, head.turn)
-            status = _STATUS_CODES[head.status]
-            return (
-                None,
-                pack(head.key),
-                place,
-                pack(head.judged),
-                status,
-                head.score,
-                head.time,
-                file,
-                at,
-                length,
-                *numbers,
-                rest,
-            )
+    def _step_cells(self, head: StepHead, lent: bool) -> tuple[Any, ...]:
+        numbers, _ = _numbers_of(head.usage)
+        source = "" if lent and head.source is None else head.source
+        return head.kind == "intent", *numbers, head.time, head.seconds, source
 
-        def step_row(head: StepHead, at: int, length: int) -> tuple[Any, ...]:
-            numbers, _ = _numbers_of(head.usage)
-            source = "" if lent and head.source is None else head.source
-            intent = head.kind == "intent"
-            return None, pack(head.key), file, at, length, intent, *numbers, head.time, head.seconds, source
-
-        def error_row(head: ErrorHead, at: int, length: int) -> tuple[Any, ...]:
-            totals.add_time(head.time - head.seconds, head.time)
-            if head.usage is not None:
-                totals.add(head.usage)
-            self._count_failure(head.key, head.where, head.kind, head.time)
-            return None, pack(head.key), file, at, length, head.where, head.kind, head.time
-
-        makers: dict[str, Callable[[Any, int, int], tuple[Any, ...]]] = {
-            "outputs": output_row,
-            "grades": verdict_row,
-            "steps": step_row,
-            "errors": error_row,
-        }
-        return makers[kind]
+    def _error_cells(self, head: ErrorHead, _: bool) -> tuple[Any, ...]:
+        self.totals.add_time(head.time - head.seconds, head.time)
+        if head.usage is not None:
+            self.totals.add(head.usage)
+        self._count_failure(head.key, head.where, head.kind, head.time)
+        return head.where, head.kind, head.time
 
     def _count_failure(self, key: str, where: str, kind: str, time: float) -> None:
         if where == "target":
@@ -534,6 +482,7 @@ class RunIndex:
                 chosen[key] = row
         for key, rows in repeated.items():
             chosen[key] = self._latest(rows)
+        # An output is dropped by its place, not by its key: one that is recorded later counts again.
         for key in self._dropped.keys() & chosen.keys() if self._dropped else ():
             if self._dropped[key] == (self.files[chosen[key][2]], chosen[key][3]):
                 del chosen[key]
@@ -541,6 +490,8 @@ class RunIndex:
 
     def _latest(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the output that counts among several of a trial, by the rules of this module."""
+        # Within a file the order of lines is the order of events, whatever the clock said. Files of several writers can
+        # only be compared by when the trials began: a worker that was suspended ends late, but began early.
         last: dict[int, tuple[Any, ...]] = {}
         for row in rows:
             file = row[2]
@@ -549,32 +500,16 @@ class RunIndex:
         return max(last.values(), key=lambda row: (self._lenders[row[2]] is None, row[6], str(self.files[row[2]])))
 
     def _output_ref(self, row: tuple[Any, ...]) -> OutputRef:
-        _, _, file, at, length, digest, started, seconds, *numbers = row[:12]
+        _, _, file, at, length, digest, started, seconds, stopped_by, kind, *numbers, rest = row[:15]
+        *others, source = row[15:]
+        facts = [*others, source or self._lenders[file]]
         usage, marks = Usage(*numbers), tuple[Moment, ...]()
-        if row[22] is not None:
-            rest = _output_rest.decode(row[22])
-            usage = rest.usage or usage
-            marks = tuple([Moment(unpack(each), tokens, after) for each, tokens, after in rest.marks])
-        line = LineRef(self.files[file], at, length)
-        kind, sample_row, sample, trial, turns, attempt, stop, first_token, source, stopped_by = row[12:22]
-        return OutputRef(
-            line,
-            unpack(digest),
-            usage,
-            seconds,
-            marks,
-            stopped_by,
-            started,
-            sample_row,
-            KINDS[kind],
-            sample,
-            trial,
-            turns,
-            attempt,
-            stop,
-            first_token,
-            source or self._lenders[file],
-        )
+        if rest is not None:
+            rare = _decode_rest(rest)
+            usage = rare.usage or usage
+            marks = tuple([Moment(unpack(each), tokens, after) for each, tokens, after in rare.marks])
+        line, name = LineRef(self.files[file], at, length), unpack(digest)
+        return OutputRef(line, name, usage, seconds, marks, stopped_by, started, KINDS[kind], *facts)
 
     def all_outputs(self) -> Iterator[tuple[str, OutputRef]]:
         """Yield the outputs of all trials with their keys, in no order."""
@@ -636,6 +571,7 @@ class RunIndex:
         """
         if not self.rows["outputs"] or not self.counts("outputs"):
             return False
+        # Rows of the published file and later ones are compared in SQL: their keys may be a million, and one is enough.
         replaced = "SELECT 1 FROM main.outputs WHERE key IN (SELECT key FROM base.outputs) LIMIT 1"
         failed = f"SELECT 1 FROM main.verdicts WHERE status = {_STATUS_CODES['error']} LIMIT 1"
         return any(self.db.execute(sql).fetchone() is not None for sql in (replaced, failed))
@@ -657,13 +593,13 @@ class RunIndex:
         """Return the verdicts on the outputs of many trials."""
         verdicts: dict[Key, dict[VerdictKey, VerdictRef]] = {}
         for row in self._find("verdicts", keys):
-            _, key, place, judged, status, score, time, file, at, length, *numbers, rest = row
+            _, key, file, at, length, place, judged, status, score, time, *numbers, rest = row
             if self._ignored and at < self._ignored.get(self.files[file], 0):
                 continue
             usage = None if numbers[2] is None else Usage(*numbers)
             counts = together = None
             if rest is not None:
-                rare = _verdict_rest.decode(rest)
+                rare = _decode_rest(rest)
                 counts, together, usage = rare.counts, rare.together, rare.usage or usage
                 if together is not None and self._set is not None and together.digest != self._set:
                     continue
@@ -702,7 +638,7 @@ class RunIndex:
         return self._has_sets or (
             self.counts("verdicts")
             and any(
-                _verdict_rest.decode(rest).together is not None
+                _decode_rest(rest).together is not None
                 for (rest,) in self.db.execute("SELECT rest FROM base.verdicts WHERE rest IS NOT NULL")
             )
         )

@@ -310,7 +310,8 @@ def _build(index: RunIndex, rundir: JournalFolder, path: Path, *, durable: bool)
         make_tables(db, "work")
     else:
         _prepare_copy(builder, rundir)
-    builder.read(durable=durable, schema="work")
+    builder.into = "work"
+    builder.read(durable=durable)
     make_searchable(db, "work")
     db.execute("DETACH DATABASE work")
     return builder

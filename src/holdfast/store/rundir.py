@@ -25,7 +25,7 @@ from holdfast.store.files import (
     replacing,
     sync_directory,
 )
-from holdfast.store.index import RunIndex, StaleIndexError
+from holdfast.store.index import RunIndex, Seen, StaleIndexError
 from holdfast.store.index_files import INDEX, open_index, private_folder, refresh_index
 from holdfast.store.lines import cut_damage
 from holdfast.store.records import SCHEMA_VERSION
@@ -33,7 +33,7 @@ from holdfast.store.shared import FOLDER, journal_size
 from holdfast.versions import check_version, parse_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.store.metrics import GateOutcome, Metrics, TrialResult
@@ -267,7 +267,7 @@ class RunDir:
         refreshed.damage.clear()  # of the last line, which another process may be writing
         return refreshed
 
-    def follow(self, index: RunIndex, seen: Callable[[str, Any], None] | None = None) -> RunIndex:
+    def follow(self, index: RunIndex, seen: Seen | None = None) -> RunIndex:
         """Return an index with what other processes have appended since; `seen` is as for `RunIndex.read`.
 
         It is a new one if a journal has become shorter: its writer cuts off what it could not sync.
