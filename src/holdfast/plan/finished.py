@@ -9,9 +9,9 @@ that borrows from this one. All other trials are looked up.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -43,23 +43,10 @@ class _Content(msgspec.Struct):
     """name of the index file whose records count"""
     work: str
     trials: int
-    rows: int
     basis: str
     """digest of everything else that the result depends on"""
     kinds: list[list[Any]]
     """for each panel: the keys by which its graders' verdicts are found"""
-
-
-class _Stored(NamedTuple):
-    content: _Content
-    done: bytes
-    """a 1 for each finished trial"""
-    rows: bytes
-    """digests of the rows"""
-    asked: bytes
-    """digests of the parts of rows that the target sees; empty if it sees whole rows"""
-    panels: bytes
-    """number of the panel of each row, as two bytes; empty if all have the first"""
 
 
 def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex, done: bytes) -> None:
@@ -68,33 +55,25 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
         return
     folder = rundir.path / INDEX
     kinds, numbers = survey.panels.packed()
-    content = _Content(
-        index=index.published.name,
-        work=work.digest,
-        trials=work.trials,
-        rows=survey.count,
-        basis=_basis(survey, work),
-        kinds=[_signs(work, kind) for kind in kinds],
-    )
     panels = b"".join(number.to_bytes(2, "little") for number in numbers) if any(numbers) else b""
-    parts = {"done": done, "rows": survey.digests, "asked": survey.asked, "panels": panels}
+    signs = [_signs(work, kind) for kind in kinds]
+    content = _Content(index.published.name, work.digest, work.trials, _basis(survey, work), signs)
     with suppress(*UNUSABLE), temporary_file(folder, rundir.path) as temporary:
-        db = sqlite3.connect(temporary, isolation_level=None)
-        db.execute("PRAGMA journal_mode=OFF")
-        db.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, bytes BLOB)")
-        db.executemany("INSERT INTO parts VALUES (?, ?)", parts.items())
-        db.close()
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=OFF")
+            # A 1 for each finished trial; the digest of each row; the panel of each, or nothing if all have the first.
+            db.execute("CREATE TABLE finished (done, digests, panels)")
+            db.execute("INSERT INTO finished VALUES (?, ?, ?)", (done, survey.digests, panels))
         publish_file(folder, _NAME, temporary, content)
 
 
 def read_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex) -> bytes:
     """Return a 1 for each trial of a run that is known to be finished; empty if nothing is known."""
-    if index.published is None or _may_change(work, index) or index.may_unfinish():
-        return b""
     with suppress(*UNUSABLE):
-        path, content = find_published(rundir.path / INDEX, _NAME, _Content)
-        if (content.index, content.basis) == (index.published.name, _basis(survey, work)):
-            return _read_part(path, "done")
+        path, content = _find(work, rundir, index)
+        if content.basis == _basis(survey, work):
+            (done,) = _select(path, "SELECT done FROM finished")
+            return done
     return b""
 
 
@@ -103,39 +82,54 @@ def inherit_finished(survey: Survey, work: Work, lender: RunDir, index: RunIndex
 
     Empty if nothing is known about that run.
     """
-    if index.published is None or _may_change(work, index) or index.may_unfinish():
-        return b""
     with suppress(*UNUSABLE):
-        path, content = find_published(lender.path / INDEX, _NAME, _Content)
-        if (content.index, content.work, content.trials) != (index.published.name, work.digest, work.trials):
-            return b""
-        parts = (_read_part(path, name) for name in ("done", "rows", "asked", "panels"))
-        return _inherit(survey, work, _Stored(content, *parts))
+        path, content = _find(work, lender, index)
+        if (content.work, content.trials) == (work.digest, work.trials):
+            return _inherit(survey, work, content, *_select(path, "SELECT done, digests, panels FROM finished"))
     return b""
 
 
-def _inherit(survey: Survey, work: Work, stored: _Stored) -> bytes:
+def _find(work: Work, rundir: RunDir, index: RunIndex) -> tuple[Path, _Content]:
+    """Return what was published about the records of an index; raise one of `UNUSABLE` if that does not hold."""
+    if index.published is None or _may_change(work, index) or index.may_unfinish():
+        raise ValueError("trials may have become unfinished")
+    path, content = find_published(rundir.path / INDEX, _NAME, _Content)
+    if content.index != index.published.name:
+        raise ValueError("it is about another index")
+    return path, content
+
+
+def _select(path: Path, query: str) -> list[bytes]:
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?immutable=1&mode=ro", uri=True)) as db:
+        return [*db.execute(query).fetchone()]
+
+
+def _inherit(survey: Survey, work: Work, content: _Content, old_done: bytes, old_rows: bytes, panels: bytes) -> bytes:
+    """Mark the trials of rows that both datasets have, if each verdict that is wanted here was also wanted there."""
     trials = work.trials
     done = bytearray(survey.count * trials)
     kinds, numbers = survey.panels.packed()
     signs = [_signs(work, kind) for kind in kinds]
-    for new, old, count in _common_rows(stored.rows, survey.digests):
+    for new, old, count in _common_rows(old_rows, survey.digests):
         pairs = (
-            (int.from_bytes(stored.panels[2 * (old + row) : 2 * (old + row) + 2], "little"), numbers[new + row])
+            (int.from_bytes(panels[2 * (old + row) : 2 * (old + row) + 2], "little"), numbers[new + row])
             for row in range(count)
         )
+        # Nearly all rows have the same pair of panels as the row before, so stretches of them are copied at once.
         row = 0
         for (theirs, ours), group in groupby(pairs):
             length = sum(1 for _ in group)
-            if all(sign in stored.content.kinds[theirs] for sign in signs[ours]):
+            if all(sign in content.kinds[theirs] for sign in signs[ours]):
                 start, source = (new + row) * trials, (old + row) * trials
-                done[start : start + length * trials] = stored.done[source : source + length * trials]
+                done[start : start + length * trials] = old_done[source : source + length * trials]
             row += length
     return bytes(done)
 
 
 def _common_rows(old: bytes, new: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield each stretch of rows that both datasets have: its start in the new and the old dataset, and its length."""
+    # Most changes of a dataset add rows at its end, or touch a few of them. So the equal rows at both ends, often a
+    # million, are found with a few comparisons of memory, and a table is made only of what is left between them.
     shorter = min(len(old), len(new)) // _WIDTH
     head = _same_at_start(old, new, shorter)
     tail = _same_at_start(old[::-1], new[::-1], shorter - head)
@@ -151,7 +145,7 @@ def _common_rows(old: bytes, new: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _same_at_start(one: bytes, other: bytes, rows: int) -> int:
     """Return the number of equal rows at the beginning, up to a maximum."""
-    low, high = 0, rows
+    low, high = 0, rows  # a search by halves, in which each step compares only what is not known to be equal
     while low < high:
         middle = (low + high + 1) // 2
         if one[low * _WIDTH : middle * _WIDTH] == other[low * _WIDTH : middle * _WIDTH]:
@@ -159,15 +153,6 @@ def _same_at_start(one: bytes, other: bytes, rows: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _read_part(path: Path, name: str) -> bytes:
-    db = sqlite3.connect(f"file:{quote(str(path))}?immutable=1&mode=ro", uri=True)
-    try:
-        value: bytes = db.execute("SELECT bytes FROM parts WHERE name = ?", (name,)).fetchone()[0]
-    finally:
-        db.close()
-    return value
 
 
 def _signs(work: Work, panel: Panel) -> list[Any]:
@@ -178,6 +163,8 @@ def _signs(work: Work, panel: Panel) -> list[Any]:
 
 def _may_change(work: Work, index: RunIndex) -> bool:
     """Return True if a finished trial can become unfinished: a verdict ends conversations, or is on all outputs."""
+    # An output that a checkpoint ended is dropped if the checkpoint has changed, and a verdict on all outputs if one of
+    # them has. Neither leaves a later row by which `may_unfinish` would notice it.
     return any(slot.stops for slot in work.slots) or index.has_set_verdicts()
 
 

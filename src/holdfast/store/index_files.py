@@ -2,6 +2,7 @@
 
     .index/journals.head, .index/journals-<digest>.db   rows of the journals' lines: `store.index`
     .index/trials.head, .index/trials-<digest>.db       a row for each trial: `report.trial_table`
+    .index/finished.head, .index/finished-<digest>.db   which trials are finished: `plan.finished`
 
 A head is one sealed line: the name, size and digest of its file, how far each journal was read, and more.
 
