@@ -147,9 +147,11 @@ def borrow(
     borrowed = Borrowed()
     lenders = list(lenders)
     records = index
+    # Sharing is tried first: a link costs nothing, and a copy of a large run takes gigabytes. Only a run without
+    # outputs can share, since the lender's records are then looked at in place of its own.
     if not index.rows["outputs"] and (shareable := _find_shareable(survey, work, lenders, grades=grades)) is not None:
         borrowed.shared, borrowed.outputs = shareable
-        known_done = borrowed.shared.known_done
+        known_done = borrowed.shared.known_done  # from now on, the lender's records are looked at, not this run's
         borrowed.lenders = dict.fromkeys(borrowed.outputs, borrowed.shared.name)
         records = borrowed.shared.index
         if not grades:
@@ -167,6 +169,9 @@ def borrow(
         if grades and (some := _missing_verdicts(work, ref, verdicts, survey.panels.panel_at(position))):
             lacking[key] = some
 
+    # What is on record decides what is asked of lenders, whether or not it is shared. Trials are not looked up in the
+    # lenders: few of them are missing as a rule, so searching the journals for their keys needs no index of a run that
+    # may never have been indexed.
     for number, packed, output, verdicts in look_up(survey, work, records, work.numbers(survey, known_done)):
         key, position = unpack(packed), number // work.trials
         ref = output or borrowed.outputs.get(key)
@@ -188,11 +193,15 @@ def borrow(
                 ref = head.ref(LineRef(path, offset, len(line)))
                 if not work.fits(ref, row):
                     continue
+                # The copy gets the digest of the row as it is here, so that a verdict of a grader that reads rows is
+                # lent only if the row is the same. Other verdicts fit whatever only graders see.
                 borrowed.outputs[head.key] = ref = ref._replace(row=row)
                 borrowed.lenders[head.key] = name
                 note_missing_verdicts(head.key, ref, {}, position)
             for key in borrowed.outputs.keys() & missing.keys():
                 del missing[key]  # only at the end of the file: of two outputs, the later one counts
+        # Calls of trials without an output are lent, so that a conversation goes on where it stopped. A trial that has
+        # begun here keeps its own: two records of one call would contradict each other.
         for path in rundir.journals("steps"):
             for offset, line in _hits(path, missing.keys() - set(index.begun())):
                 borrowed.steps.append((name, LineRef(path, offset, len(line))))
@@ -292,12 +301,13 @@ def _find_shareable(
         if match.usable < _SHARED_PART * match.recorded:
             continue
         relabelled = {key: ref._replace(row=row) for key, (ref, row) in match.relabelled.items()}
+        # From here on, the index is what the new run will read once the journals are shared.
         for key, ref in match.unwanted.items():
             index.drop_output(key, ref)
         if stale:
             index.ignore_verdicts()
         for spot in index.damage:
-            if spot.torn:
+            if spot.torn:  # an unfinished last line is its writer's to finish or to cut off
                 sizes.update({each: spot.offset for each in sizes if each[1] == spot.path})
         lender = Lender(
             name=name,

@@ -274,7 +274,6 @@ class RunSummary(msgspec.Struct, frozen=True):
         return f"{seconds:.0f}s"
 
 
-_KEY_START = len('{"key":"')
 _KEY_END = len('{"key":"sha256:') + 32
 _OURS = ("manifest.json", "outputs.jsonl", "metrics.json")
 

@@ -264,21 +264,16 @@ def keep_backup(path: Path) -> Path:
     while True:
         backup = path.with_name(f"{path.name}.bak{f'.{number}' if number else ''}")
         if not backup.exists():
-            overwrite(backup, data, like=path)
+            status = path.stat()
+            with replacing(backup) as file:
+                with suppress(PermissionError):  # only root may give files away
+                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+                file.write(data)
             return backup
         if backup.is_file() and backup.read_bytes() == data:
             return backup
         number += 1
-
-
-def overwrite(path: Path, data: bytes, *, like: Path) -> None:
-    """Replace a file's content in one step, with the mode, and if permitted the owner, of the file `like`."""
-    status = like.stat()
-    with replacing(path) as file:
-        with suppress(PermissionError):
-            os.fchown(file.fileno(), status.st_uid, status.st_gid)
-        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-        file.write(data)
 
 
 _IN_MEMORY: Final = 1 << 20
