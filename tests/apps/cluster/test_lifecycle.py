@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.apps.cluster.remote.slurm import ACTIVE
 from tests.support.invocations import env_of
 from tests.support.launching import Site
 from tests.support.running import holdfast, server, wait_for
@@ -40,14 +41,14 @@ def test_a_launch_is_watched_killed_and_resumed(tmp_path: Path, slurm: Cluster, 
         wait_for(lambda: task()["done"] > 0, "some trials")
         seen = task()
         assert seen["status"] == "running" and seen["total"] == ROWS
-        assert [job["state"] for job in seen["jobs"] if job["role"] == "main"] == ["running"]
+        assert [job["state"] for job in seen["jobs"] if job["name"].endswith(".main")] == ["running"]
         assert run("logs", invocation)
         run("resume", invocation, check=4)
 
         run("kill", invocation + task_of_it)
         assert task()["status"] == "stopped" and task()["reason"] == "stopped by `holdfast kill`"
         assert len(task()["jobs"]) <= 2, "successors that were begun meanwhile queued more"
-        assert not [job for job in task()["jobs"] if job["active"]]
+        assert not [job for job in task()["jobs"] if job["state"] in ACTIVE]
         before = model.requests
         assert "no jobs were running" in run("kill", invocation + task_of_it)
         assert 0 < before < ROWS

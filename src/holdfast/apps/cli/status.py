@@ -26,7 +26,8 @@ from holdfast.store.run_lock import holders
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.apps.cluster.watch.status import JobPicture, Picture, TaskPicture
+    from holdfast.apps.cluster.remote.slurm import JobState
+    from holdfast.apps.cluster.watch.status import Picture, TaskPicture
     from holdfast.plugins.batches.collecting import Collected
     from holdfast.store.rundir import Manifest, RunDir
 
@@ -156,12 +157,12 @@ def _task_row(task: TaskPicture) -> Sequence[str]:
     )
 
 
-def _job_row(task: TaskPicture, job: JobPicture) -> Sequence[str]:
+def _job_row(task: TaskPicture, job: JobState) -> Sequence[str]:
     elapsed = duration(job.elapsed) if job.elapsed else "–"
-    return _number(task), job.role, job.id or "?", job.state, job.node or "–", elapsed, job.why
+    return _number(task), job.role, job.handle or "?", job.state, job.nodes or "–", elapsed, job.why
 
 
-def _last_job(task: TaskPicture) -> JobPicture:
+def _last_job(task: TaskPicture) -> JobState:
     """Return the last main job that began: a successor that was not needed was cancelled before."""
     began = [job for job in task.jobs if job.state != "cancelled" or job.elapsed]
     return ([job for job in began if job.role.startswith("main")] or began or task.jobs)[-1]

@@ -50,7 +50,8 @@ def test_a_running_task_shows_its_progress_and_a_pending_one_its_reason(
     assert (first["status"], first["done"], first["total"], first["errors"]) == ("running", 120, 2000, 3)
     assert first["eta"] == pytest.approx(470)
     (one,) = first["jobs"]
-    assert (one["id"], one["state"], one["role"]) == (job, "running", "main") and one["node"].startswith("node")
+    assert (one["id"], one["state"]) == (job, "running") and one["name"].endswith(".main")
+    assert one["nodes"].startswith("node")
     assert second["status"] == "pending" and "scontrol release" in second["reason"]
     (task,) = status(f"{invocation.id}.1", tmp_path, env)["tasks"]
     assert task == second
@@ -176,7 +177,7 @@ def test_an_intent_without_an_answer_is_not_called_failed(slurm: Cluster, invoca
     name = str(JobName(invocation.id, 0, "main"))
     Ledger(slurm.here, str(invocation.directory)).write(Intent("0" * 16, name, "", time.time(), "elsewhere", 1, "1"))
     task = look(Subject(slurm.here, str(invocation.directory))).tasks[0]
-    assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id is None
+    assert task.status == "pending" and "not known" in task.reason and task.jobs[0].id == ""
 
 
 def test_a_submission_whose_answer_is_overdue_is_settled(slurm: Cluster, invocation: Launched) -> None:

@@ -41,7 +41,9 @@ State = Literal[
     "out_of_memory",
     "requeued",
     "unknown",
+    "gone",
 ]
+"""`gone`: Slurm has forgotten the job"""
 ACTIVE: Final[frozenset[State]] = frozenset({"pending", "running", "completing", "requeued", "unknown"})
 """states of jobs that may still run; an unknown state counts as one"""
 
@@ -137,6 +139,12 @@ class JobState(msgspec.Struct, frozen=True):
     def handle(self) -> str:
         """The id in Slurm's programs: `12`, or `12_3` for a member of an array."""
         return self.id if self.task is None else f"{self.id}_{self.task}"
+
+    @property
+    def role(self) -> str:
+        """The role in its name; empty for a job that is not one of Holdfast."""
+        name = JobName.parse(self.name)
+        return "" if name is None else name.role
 
     @property
     def active(self) -> bool:

@@ -22,7 +22,7 @@ from holdfast.apps.cluster.remote.executor import find_executor
 from holdfast.apps.cluster.remote.invocation import End, InvocationFile, StartRecord, State, TaskFolder
 from holdfast.apps.cluster.remote.ledger import NOT_FOUND, Ledger, jobs_in, overdue
 from holdfast.apps.cluster.remote.registry import InvocationRegistry
-from holdfast.apps.cluster.remote.slurm import ACTIVE, JobName
+from holdfast.apps.cluster.remote.slurm import JobName, JobState
 from holdfast.apps.cluster.watch.find import subject_from
 from holdfast.errors import ClusterError, Unreachable, UsageError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.apps.cluster.remote.ledger import Job
-    from holdfast.apps.cluster.remote.slurm import JobState
+    from holdfast.apps.cluster.remote.slurm import State as SlurmState
     from holdfast.apps.cluster.remote.transport import Transport
     from holdfast.apps.cluster.watch.find import Subject
 
@@ -55,23 +55,6 @@ LIVE: Final[frozenset[Status]] = frozenset({"pending", "starting", "deploying", 
 """something happens without a user"""
 
 
-class JobPicture(msgspec.Struct, frozen=True):
-    """One job, or one member of an array."""
-
-    name: str
-    role: str
-    id: str | None
-    """None: it is unknown whether the job was submitted"""
-    state: str
-    """as `slurm.State`; `gone` if Slurm has forgotten the job"""
-    active: bool
-    why: str = ""
-    """why it is pending"""
-    node: str = ""
-    elapsed: float | None = None
-    start: float | None = None
-
-
 class TaskPicture(State, frozen=True, kw_only=True):
     """One task: its progress as its main job saw it last, and what is known besides."""
 
@@ -80,7 +63,7 @@ class TaskPicture(State, frozen=True, kw_only=True):
     status: Status
     eta: float | None = None
     """seconds"""
-    jobs: tuple[JobPicture, ...] = ()
+    jobs: tuple[JobState, ...] = ()
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -213,10 +196,10 @@ def describe(
 ) -> Picture:
     """Describe an invocation; `states` is None if the executor could not be asked."""
     invocation = files.invocation
-    pictures = _job_pictures(files.jobs, states)
+    known = _known_jobs(files.jobs, states)
     tasks = []
     for number, name in enumerate(invocation.tasks):
-        jobs = tuple(job for job in pictures if (parts := JobName.parse(job.name)) and parts.task == number)
+        jobs = tuple(job for job in known if (parts := JobName.parse(job.name)) and parts.task == number)
         state = files.states.get(number, State())
         status, reason = _status(files, number, state, jobs, unreachable)
         pending = None if state.total is None else max(0, state.total - state.done)
@@ -240,40 +223,22 @@ def describe(
     )
 
 
-def _job_pictures(jobs: Sequence[Job], states: Sequence[JobState] | None) -> list[JobPicture]:
+def _known_jobs(jobs: Sequence[Job], states: Sequence[JobState] | None) -> list[JobState]:
     """Join the ledger's jobs with the executor's."""
-    pictures: list[JobPicture] = []
-    matched: set[tuple[str, str]] = set()
+    known: list[JobState] = []
     for job in jobs:
-        role = parts.role if (parts := JobName.parse(job.intent.name)) else ""
         matches = [state for state in states or () if job.matches(state) and job.id in (None, state.id)]
-        pictures += [_job_picture(state, role) for state in matches]
-        matched.update((state.name, state.handle) for state in matches)
         if not matches and job.disowned is None:
-            word = "unknown" if states is None or job.id is None else "gone"
-            pictures.append(JobPicture(job.intent.name, role, job.id, word, active=word == "unknown"))
-    for state in states or ():  # those whose lines in the ledger are damaged
-        if (state.name, state.handle) not in matched and (parts := JobName.parse(state.name)):
-            pictures.append(_job_picture(state, parts.role))
-    return pictures
-
-
-def _job_picture(state: JobState, role: str) -> JobPicture:
-    return JobPicture(
-        name=state.name,
-        role=role,
-        id=state.handle,
-        state=state.state,
-        active=state.state in ACTIVE,
-        why=state.why,
-        node=state.nodes,
-        elapsed=state.elapsed,
-        start=state.start,
-    )
+            word: SlurmState = "unknown" if states is None or job.id is None else "gone"
+            matches = [JobState(job.id or "", None, job.intent.name, "", word)]
+        known += matches
+    matched = {(state.name, state.handle) for state in known}
+    # Those whose lines in the ledger are damaged.
+    return known + [state for state in states or () if state.role and (state.name, state.handle) not in matched]
 
 
 def _status(
-    files: Files, number: int, state: State, jobs: Sequence[JobPicture], unreachable: str | None
+    files: Files, number: int, state: State, jobs: Sequence[JobState], unreachable: str | None
 ) -> tuple[Status, str]:
     """Return the status of a task, and the reason."""
     if state.phase == "done":
@@ -308,7 +273,7 @@ def _why_unsubmitted(files: Files, number: int) -> str:
     return f"Slurm refused it: {refused[-1]}" if refused else "no job was submitted"
 
 
-def _why_interrupted(files: Files, number: int, jobs: Sequence[JobPicture]) -> str:
+def _why_interrupted(files: Files, number: int, jobs: Sequence[JobState]) -> str:
     """Return why no main job is left, if this is known, and how many workers have not noticed it yet."""
     last = files.starts[number][-1] if files.starts[number] else None
     states = [job.state.replace("_", " ") for job in jobs if job.role.startswith("main") and job.state != "gone"]
