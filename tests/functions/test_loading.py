@@ -135,9 +135,9 @@ class TestFingerprints:
             "try:\n    import extra\nexcept ImportError:\n    extra = None\ndef f(): ...\n"
         )
         (folder / "agent.py").write_text(EXTENDS + "def reply(prompt): return 'x'\n")
-        before = source.source_fingerprint(folder / "plain.py", folder)
+        before = source.scan(folder / "plain.py", folder).digests
         load_function("agent.py:reply", folder, "here")
-        assert source.source_fingerprint(folder / "plain.py", folder) == before == {"plain.py": before["plain.py"]}
+        assert source.scan(folder / "plain.py", folder).digests == before == {"plain.py": before["plain.py"]}
 
     def test_code_that_cannot_be_imported_here_is_fingerprinted_by_reading(self, folder: Path) -> None:
         (folder / "agent.py").write_text(EXTENDS + "import no_such_package\ndef reply(prompt): return 'x'\n")

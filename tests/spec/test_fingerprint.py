@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.spec.fingerprint import source_fingerprint
+from holdfast.spec.fingerprint import scan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ async def later(x, *, y=1):
 
 def fingerprint(folder: Path, text: Any, name: str = "agent.py") -> Any:
     (folder / name).write_text(text)
-    return source_fingerprint(folder / name, folder)
+    return scan(folder / name, folder).digests
 
 
 def with_comments(lines: Any, places: Any) -> str:
@@ -90,7 +90,7 @@ def test_comments_and_blank_lines_anywhere_change_nothing(
 )
 def test_layout_changes_nothing(tmp_path: Path, change: Any) -> None:
     (tmp_path / "agent.py").write_bytes(change(CODE).encode())
-    assert source_fingerprint(tmp_path / "agent.py", tmp_path) == fingerprint(tmp_path, CODE)
+    assert scan(tmp_path / "agent.py", tmp_path).digests == fingerprint(tmp_path, CODE)
 
 
 def tokens_that_matter() -> Any:
@@ -198,24 +198,24 @@ class TestImports:
         first = fingerprint(project, "import pkg.a\nimport helper\n")
         other = tmp_path_factory.mktemp("other") / "deep" / "er"
         shutil.copytree(project, other)
-        assert source_fingerprint(other / "agent.py", other) == first
+        assert scan(other / "agent.py", other).digests == first
 
     def test_a_module_inside_a_package_finds_its_siblings(self, project: Any) -> None:
         (project / "pkg" / "agent.py").write_text("from pkg import b\nfrom .sub import c\n")
-        digests = source_fingerprint(project / "pkg" / "agent.py", project)
+        digests = scan(project / "pkg" / "agent.py", project).digests
         assert {"agent.py", "b.py", "sub/c.py"} <= set(digests)
 
     def test_modules_of_the_evals_folder_are_found_for_code_elsewhere(self, project: Any) -> None:
         (project / "agents").mkdir()
         (project / "agents" / "one.py").write_text("import helper\n")
-        assert "helper.py" in source_fingerprint(project / "agents" / "one.py", project)
+        assert "helper.py" in scan(project / "agents" / "one.py", project).digests
 
     def test_two_modules_of_one_name_in_different_places_both_count(self, project: Any) -> None:
         (project / "agents").mkdir()
         for name, text in {"one": "import helper, d", "helper": ""}.items():
             (project / "agents" / f"{name}.py").write_text(text)
         (project / "d.py").write_text("from . import helper")
-        digests = source_fingerprint(project / "agents" / "one.py", project)
+        digests = scan(project / "agents" / "one.py", project).digests
         assert set(digests) == {"one.py", "d.py", "helper.py", "../helper.py"}
         assert digests["helper.py"] != digests["../helper.py"]
 
@@ -298,16 +298,16 @@ class TestWhatCannotBeRead:
     def test_a_broken_file_is_named_with_its_line(self, tmp_path: Path, content: bytes, words: str) -> None:
         (tmp_path / "agent.py").write_bytes(content)
         with pytest.raises(ConfigError, match=words):
-            source_fingerprint(tmp_path / "agent.py", tmp_path)
+            scan(tmp_path / "agent.py", tmp_path)
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"agent\.py: no such file"):
-            source_fingerprint(tmp_path / "agent.py", tmp_path)
+            scan(tmp_path / "agent.py", tmp_path)
 
     def test_a_folder_is_not_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").mkdir()
         with pytest.raises(ConfigError, match="cannot be read"):
-            source_fingerprint(tmp_path / "agent.py", tmp_path)
+            scan(tmp_path / "agent.py", tmp_path)
 
     def test_a_broken_module_is_named_instead_of_the_file_that_imports_it(self, tmp_path: Path) -> None:
         (tmp_path / "helper.py").write_text("def f(:\n")
@@ -316,5 +316,5 @@ class TestWhatCannotBeRead:
 
     def test_a_declared_coding_is_respected(self, tmp_path: Path) -> None:
         (tmp_path / "agent.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
-        declared = source_fingerprint(tmp_path / "agent.py", tmp_path)
+        declared = scan(tmp_path / "agent.py", tmp_path).digests
         assert declared == fingerprint(tmp_path, "x = 'é'\n")

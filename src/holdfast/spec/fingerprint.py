@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-import os
 import re
 import sys
 import sysconfig
@@ -34,7 +33,7 @@ import msgspec
 
 from holdfast.canonical import digest, digest_bytes
 from holdfast.errors import ConfigError, Problem
-from holdfast.store.files import make_directory
+from holdfast.store.files import make_directory, replacing
 from holdfast.store.home import home_directory
 
 if TYPE_CHECKING:
@@ -132,16 +131,6 @@ def scan(
     result.digests = dict(sorted(result.digests.items()))
     note_files(result.files)
     return result
-
-
-def source_fingerprint(entry: Path, folder: Path) -> dict[str, str]:
-    """Return digests of `entry` and the local modules it imports, by their names relative to their folders."""
-    return scan(entry, folder).digests
-
-
-def source_files(entry: Path, folder: Path) -> list[Path]:
-    """Return `entry` and the local modules it imports."""
-    return list(scan(entry, folder).files)
 
 
 def local_module(name: str) -> Path | None:
@@ -498,28 +487,19 @@ def learn(about: Any, kind: type[T], ask: Callable[[], T], unknown: str) -> T | 
 
     `about` identifies what is run, by its content or by the size and time of its file. `unknown` is a plan's note.
     """
-    path = _place(about)
+    path = home_directory() / "learned" / f"{digest(about)[7:39]}.json"
     notes = _unknown.get()
     if notes is None:
         answer = ask()
-        _keep(path, msgspec.json.encode(answer))
+        data = msgspec.json.encode(answer)
+        with suppress(OSError):  # without it, a plan knows less
+            if not (path.exists() and path.read_bytes() == data):
+                make_directory(path.parent)
+                with replacing(path) as file:
+                    file.write(data)
         return answer
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         notes.append(unknown)
         return None
-
-
-def _place(about: Any) -> Path:
-    return home_directory() / "learned" / f"{digest(about)[7:39]}.json"
-
-
-def _keep(path: Path, data: bytes) -> None:
-    with suppress(OSError):  # without it, a plan knows less
-        if path.exists() and path.read_bytes() == data:
-            return
-        make_directory(path.parent)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast import ConfigError, Problem
 from holdfast.canonical import digest_bytes
 from holdfast.spec.document import parse_document, read_text
-from holdfast.spec.fingerprint import local_module, source_files, source_fingerprint
+from holdfast.spec.fingerprint import local_module, scan
 from holdfast.spec.template import texts
 
 if TYPE_CHECKING:
@@ -224,9 +224,10 @@ def _component_sources(types: Iterable[str], folder: Path) -> dict[str, str]:
     for module in modules:
         if module.partition(".")[0] == "nat" or (entry := local_module(module)) is None:
             continue
-        if not any(_registers(path, names) for path in source_files(entry, folder)):
+        read = scan(entry, folder)
+        if not any(_registers(path, names) for path in read.files):
             continue
-        for name, digest in source_fingerprint(entry, folder).items():
+        for name, digest in read.digests.items():
             digests[f"{module.replace('.', '/')}.py" if name == entry.name else name] = digest
     return dict(sorted(digests.items()))
 

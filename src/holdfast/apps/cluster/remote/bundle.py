@@ -21,7 +21,7 @@ from holdfast.apps.cluster.remote.trees import SourceFile
 from holdfast.display.format import byte_count
 from holdfast.errors import UsageError
 from holdfast.spec.document import read_document
-from holdfast.spec.fingerprint import source_files
+from holdfast.spec.fingerprint import scan
 from holdfast.spec.formats import load_any
 from holdfast.spec.load import eval_of_run
 from holdfast.spec.template import texts
@@ -150,7 +150,7 @@ def _named(spec: Eval, eval_file: Path, folder: Path) -> set[Path]:
         if is_short and path.is_relative_to(folder) and path.is_file() and not _is_credential(path.relative_to(folder)):
             named.add(path)
     for path in [path for path in named if path.suffix == ".py" and path.is_file()]:
-        named.update(source_files(path, folder))
+        named.update(scan(path, folder).files)
     if spec.workspace is not None and spec.workspace.folder is not None:
         named.update(_walk(Path(os.path.normpath(folder / spec.workspace.folder))))
     return named
@@ -241,7 +241,7 @@ def _outside(spec: Eval, folder: Path) -> tuple[list[Path], list[Path]]:
         if path.is_file() and not _is_credential(Path(reference)):
             files[path] = None
         if path.suffix == ".py" and path.is_file():
-            files |= dict.fromkeys(file for file in source_files(path, folder) if _beside(file, path))
+            files |= dict.fromkeys(file for file in scan(path, folder).files if _beside(file, path))
     if spec.workspace is not None and spec.workspace.folder is not None:
         files |= dict.fromkeys(_walk(Path(os.path.normpath(folder / spec.workspace.folder))))
     return [path for path in files if not path.is_relative_to(folder)], moved
