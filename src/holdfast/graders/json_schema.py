@@ -12,6 +12,7 @@ from pydantic import Field
 from holdfast.dialects.reading import after_thoughts
 from holdfast.graders.types import InstantGrader, Verdict
 from holdfast.spec.grader_schema import GraderBlock
+from holdfast.spec.schema import compile_json_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,12 +77,10 @@ class JsonSchema(InstantGrader):
 
 def compile_schema(schema: dict[str, Any], origin: Origin) -> Any:
     """Compile a JSON Schema; raise ConfigError if it is invalid."""
-    import jsonschema_rs
-
     try:
-        return jsonschema_rs.validator_for(schema, retriever=_refuse_retrieval)
+        return compile_json_schema(schema)
     except ValueError as error:
-        raise origin.error(f"not a JSON Schema: {str(error).partition(chr(10))[0]}") from error
+        raise origin.error(str(error)) from error
 
 
 def _read_schema(block: JsonSchemaGrader, origin: Origin) -> dict[str, Any]:
@@ -89,10 +88,6 @@ def _read_schema(block: JsonSchemaGrader, origin: Origin) -> dict[str, Any]:
         return block.json_schema
     assert block.schema_file is not None
     return origin.read_schema(block.schema_file)
-
-
-def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:
-    raise ValueError(f"{uri} is not fetched; put its content under $defs")
 
 
 class _Part(NamedTuple):

@@ -208,7 +208,7 @@ class Regex:
     def _with_groups(self, *, everywhere: bool) -> Any:
         if everywhere not in self._capturing:
             if self._translation is None:
-                engine = _compiled(self.pattern, case_sensitive=not self._ignore_case, captures=True)
+                engine = compile_re2(self.pattern, case_sensitive=not self._ignore_case, captures=True)
             else:
                 engine = _re2(self._translation.form(everywhere=everywhere, captures=True), captures=True)
             self._capturing[everywhere] = engine
@@ -232,7 +232,7 @@ class Regex:
 
     def _read_as_re2(self) -> str | None:
         try:
-            self._ascii = _compiled(self.pattern, case_sensitive=not self._ignore_case)
+            self._ascii = compile_re2(self.pattern, case_sensitive=not self._ignore_case)
         except ValueError as error:
             return f"RE2: {error}"
         return None
@@ -247,12 +247,13 @@ def compile_regex(source: str, *, ignore_case: bool = False, dialect: Dialect = 
 def _re2(pattern: str, *, captures: bool = False) -> Any:
     """Compile a translation; None if it is too large for RE2, such as `(a{500}){500}`."""
     try:
-        return _compiled(pattern, case_sensitive=True, captures=captures)
+        return compile_re2(pattern, captures=captures)
     except ValueError:
         return None
 
 
-def _compiled(pattern: str, *, case_sensitive: bool, captures: bool = False) -> Any:
+def compile_re2(pattern: str, *, case_sensitive: bool = True, captures: bool = False) -> Any:
+    """Compile a pattern in RE2's own syntax; raise ValueError if it is invalid or too large."""
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()

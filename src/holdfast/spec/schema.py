@@ -253,6 +253,20 @@ _ALIASES: Final = {
 """other tools' names for keys"""
 
 
+def compile_json_schema(schema: dict[str, Any]) -> Any:
+    """Compile a JSON Schema; raise ValueError if it is invalid, or refers to a document elsewhere."""
+    import jsonschema_rs
+
+    try:
+        return jsonschema_rs.validator_for(schema, retriever=_refuse_retrieval)
+    except ValueError as error:
+        raise ValueError(f"not a JSON Schema: {str(error).partition(chr(10))[0]}") from error
+
+
+def _refuse_retrieval(uri: str) -> dict[str, Any] | bool:
+    raise ValueError(f"{uri} is not fetched; put its content under $defs")
+
+
 def validate_block(
     model: type[Block], data: Any, location: Location, document: Placed, problems: list[Problem]
 ) -> Block | None:

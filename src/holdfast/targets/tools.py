@@ -23,6 +23,8 @@ from holdfast.functions import Function, describe_error, function_source, load_f
 from holdfast.spec.fingerprint import command_files
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.redact import redact, shown_url
+from holdfast.spec.regex import compile_re2
+from holdfast.spec.schema import compile_json_schema
 from holdfast.spec.target_schema import MAX_RESULT
 from holdfast.targets.types import PROCESS, Home, ToolFailure
 
@@ -341,13 +343,10 @@ def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any
     patterns = {name: _pattern(pattern, where) for name, pattern in response.match_regex.items()}
     valid: Callable[[Any], bool] = lambda _: True  # noqa: E731 - the alternative is a method
     if response.match_schema:
-        import jsonschema_rs  # few tools are told apart by schemas
-
         try:
-            valid = jsonschema_rs.validator_for(response.match_schema, retriever=_no_retrieval).is_valid
+            valid = compile_json_schema(response.match_schema).is_valid
         except ValueError as error:
-            reason = str(error).partition("\n")[0]
-            raise ConfigError([Problem(where, f"match_schema is not a JSON Schema: {reason}")]) from error
+            raise ConfigError([Problem(where, f"match_schema is {error}")]) from error
 
     def fits(arguments: dict[str, Any]) -> bool:
         return (
@@ -363,16 +362,8 @@ def _matching(response: ScriptedResponse, where: str) -> Callable[[dict[str, Any
 
 def _pattern(source: str, where: str) -> Any:
     """Compile a pattern that is matched in linear time."""
-    import re2  # type: ignore[import-untyped]  # few tools are told apart by patterns
-
-    options = re2.Options()
-    options.log_errors = False
     try:
-        return re2.compile(source, options)
-    except re2.error as error:
+        return compile_re2(source)
+    except ValueError as error:
         message = f"match_regex: {source!r} is not a regular expression of RE2: {error}"
         raise ConfigError([Problem(where, message)]) from error
-
-
-def _no_retrieval(uri: str) -> dict[str, Any] | bool:
-    raise ValueError(f"{uri} is not fetched; put what it refers to under $defs")
