@@ -268,7 +268,7 @@ class TestChoice:
 
     @given(st.text(max_size=200))
     def test_no_answer_breaks_the_choice_grader(self, answer: Any) -> None:
-        letter = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._find(answer)
+        letter = Choice(ChoiceGrader(type="choice"), cast("Origin", None))._reader.find(answer)
         assert letter is None or letter in "ABCDEFGHIJ"
 
 

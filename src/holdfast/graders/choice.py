@@ -76,14 +76,11 @@ class Choice(InstantGrader):
     def check(self, case: Case) -> Verdict:
         """Compare the letter in the answer with the expected one."""
         letters = [self._letter(text) for text in expected_texts(self.block.expected, case.sample.fields)]
-        letter = self._find(case.answer(self.block))
+        letter = self._reader.find(case.answer(self.block))
         if letter is None:
             return Verdict(0.0, "no choice found in the answer", {"found": None})
         right = letter in letters
         return Verdict(float(right), "" if right else f"chose {letter}, not {' or '.join(letters)}", {"found": letter})
-
-    def _find(self, text: str) -> str | None:
-        return self._reader.find(text)
 
     def _letter(self, text: str) -> str:
         text = text.strip()
