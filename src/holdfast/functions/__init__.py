@@ -9,6 +9,7 @@
 from holdfast.functions.calling import Function as Function
 from holdfast.functions.calling import describe_error as describe_error
 from holdfast.functions.calling import user_error as user_error
+from holdfast.functions.calling import user_errors as user_errors
 from holdfast.functions.calling import user_traceback as user_traceback
 from holdfast.functions.loading import find_function as find_function
 from holdfast.functions.loading import function_source as function_source

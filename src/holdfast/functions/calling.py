@@ -11,17 +11,18 @@ import functools
 import inspect
 import threading
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import AttemptError, ConfigError, Problem
+from holdfast.errors import AttemptError, ConfigError, Fault, Problem
 from holdfast.functions.observing import running
 from holdfast.spec.redact import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from holdfast.errors import AttemptKind
+    from holdfast.errors import AttemptKind, HoldfastError
 
 _OURS: Final = Path(__file__).parents[1]
 _LONGEST_TRACE: Final = 8000
@@ -116,6 +117,19 @@ def user_error(
     failed = AttemptError(kind, redact(message or describe_error(error)), retry=retry)
     failed.traceback = user_traceback(error)
     return failed
+
+
+@contextmanager
+def user_errors(
+    kind: AttemptKind, *, retry: bool = True, passed: tuple[type[HoldfastError], ...] = (AttemptError, Fault)
+) -> Iterator[None]:
+    """Make failed attempts of exceptions in a user's code, which must not end the run; `passed` ones stay."""
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        raise user_error(kind, error, retry=retry) from error
 
 
 def user_traceback(error: BaseException) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import AttemptError, Fault
-from holdfast.functions import user_error
+from holdfast.errors import AttemptError
+from holdfast.functions import user_errors
 from holdfast.graders.types import Grader, InstantGrader, SetVerdict, Verdict, WaitingGrader, check_score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from holdfast.graders.types import Case
     from holdfast.spec.eval import Origin
@@ -45,7 +44,7 @@ class _GuardedInstant(_Guarded, InstantGrader):
 
     def check(self, case: Case) -> Verdict:
         """Return the grader's verdict after checking it."""
-        with _own_errors():
+        with user_errors("grader", retry=False):
             returned = self._grader.check(case)
         return _check(returned, self._grader)
 
@@ -55,13 +54,13 @@ class _GuardedWaiting(_Guarded, WaitingGrader):
 
     async def judge(self, case: Case) -> Verdict:
         """Return the grader's verdict after checking it."""
-        with _own_errors():
+        with user_errors("grader", retry=False):
             returned = await self._grader.judge(case)
         return _check(returned, self._grader)
 
     async def judge_all(self, cases: Sequence[Case]) -> SetVerdict:
         """Return the grader's verdicts after checking that there is one for each output."""
-        with _own_errors():
+        with user_errors("grader", retry=False):
             returned = await self._grader.judge_all(cases)
         if not isinstance(returned, SetVerdict) or len(returned.verdicts) != len(cases):
             raise _wrong(f"did not return a holdfast.SetVerdict with {len(cases)} verdicts", self._grader)
@@ -74,17 +73,6 @@ class _GuardedWaiting(_Guarded, WaitingGrader):
             return verdict if isinstance(verdict, AttemptError) else _check(verdict, self._grader)
         except AttemptError as error:
             return error
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Turn the plug-in's exceptions into error grades that name the line that raised them."""
-    try:
-        yield
-    except (AttemptError, Fault):
-        raise
-    except Exception as error:
-        raise user_error("grader", error, retry=False) from error
 
 
 def _check(returned: Any, grader: Grader) -> Verdict:

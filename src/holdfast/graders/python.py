@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import msgspec
 
 from holdfast.errors import AttemptError
-from holdfast.functions import Function, function_source, load_function, user_error
+from holdfast.functions import Function, function_source, load_function, user_errors
 from holdfast.graders.expected import expected_value, render_text
 from holdfast.graders.types import Verdict, WaitingGrader, check_score
 from holdfast.spec.grader_schema import GraderBlock
@@ -94,12 +94,8 @@ class PythonCheck(WaitingGrader):
         if lacking := self.lacking(fields):
             message = f"{self.function} asks for {', '.join(lacking)}, which this row does not have"
             raise AttemptError("grader", message, retry=False)
-        try:
+        with user_errors("grader", retry=False, passed=(AttemptError,)):  # an error grade, never a score
             returned = await self.function(self._offered(case, fields))
-        except AttemptError:
-            raise
-        except Exception as error:  # from the user's code: an error grade, never a score
-            raise user_error("grader", error, retry=False) from error
         verdict = as_verdict(returned, self._threshold)
         try:
             msgspec.json.encode(verdict)

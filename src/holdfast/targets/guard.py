@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from holdfast.errors import Fault, HoldfastError
-from holdfast.functions import describe_error, user_error
+from holdfast.functions import describe_error, user_errors
 from holdfast.spec.plugins import load_reference
 from holdfast.targets.python import settle_reply
 from holdfast.targets.types import PROXY, Target
@@ -34,12 +34,8 @@ class GuardedTarget(Target):
 
     def limits(self, sample: Sample) -> RowLimits | None:
         """Return the limits that the plug-in has for a row."""
-        try:
+        with user_errors("agent", passed=(HoldfastError,)):
             return self._target.limits(sample)
-        except HoldfastError:
-            raise
-        except Exception as error:
-            raise user_error("agent", error) from error
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
@@ -72,9 +68,5 @@ class GuardedTarget(Target):
             return await self._reply(replace(turn, base_url=url, environment=self._proxy.variables(calls)))
 
     async def _reply(self, turn: Turn) -> Reply:
-        try:
+        with user_errors("agent", passed=(HoldfastError,)):
             return settle_reply(await self._target.reply(turn))
-        except HoldfastError:
-            raise
-        except Exception as error:
-            raise user_error("agent", error) from error

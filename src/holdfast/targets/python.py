@@ -21,7 +21,7 @@ from holdfast.functions import (
     function_source,
     load_function,
     parameters_of,
-    user_error,
+    user_errors,
 )
 from holdfast.spec.plugins import load_reference
 from holdfast.spec.providers import has_provider
@@ -208,15 +208,11 @@ class PythonFunction(Target):
             context.workspace = calls.workspace
             context._owner = self, turn, asyncio.get_running_loop()
             calls.observed = self._function.takes("context")
-        try:
+        with user_errors("agent"):
             if proxy is None or calls is None:
                 return await self._call(turn, context)
             with proxy.serving(calls) as context.base_url:
                 return await self._call(turn, context)
-        except (AttemptError, Fault):
-            raise
-        except Exception as error:  # raised by the agent: an error of this trial, never of the run
-            raise user_error("agent", error) from error
 
     async def _call(self, turn: Turn, context: Context) -> Reply:
         if turn.calls is not None:
