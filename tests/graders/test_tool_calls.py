@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -80,74 +81,72 @@ def loop(base, prompt):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
 '''
 
-AGENTS = {
-    "a title at the end": (
-        "def reply(prompt, context):\n"
-        "    said = loop(context.base_url, prompt)[-1]['content']\n"
-        "    ask(context.base_url, [{'role': 'user', 'content': 'a title'}], tools=False)\n"
-        "    return said\n"
-    ),
-    "a sub-agent": (
-        "def reply(prompt, context):\n"
-        "    found = loop(context.base_url, prompt)[-1]['content']\n"
-        "    answer = ask(context.base_url, [{'role': 'user', 'content': found}], tools=False)\n"
-        "    return answer['content']\n"
-    ),
-    "a compacted history": (
-        "def reply(prompt, context):\n"
-        "    history = loop(context.base_url, prompt)\n"
-        "    short = [{'role': 'user', 'content': f'{prompt}, so far: {history[-1][\"content\"]}'}]\n"
-        "    return ask(context.base_url, short, tools=False)['content']\n"
-    ),
-    "asked by context.model, run by context.tool": (
-        "def reply(prompt, context):\n"
-        "    messages = [{'role': 'user', 'content': prompt}]\n"
-        "    while True:\n"
-        "        said = context.model(messages, model='m', tools=OFFERED).messages[-1]\n"
-        "        messages.append(said)\n"
-        "        if not said.get('tool_calls'):\n"
-        "            return said['content']\n"
-        "        for call in said['tool_calls']:\n"
-        "            found = context.tool(calc, json.loads(call['function']['arguments']))\n"
-        "            messages.append({'role': 'tool', 'tool_call_id': call['id'], 'content': found})\n"
-    ),
-    "only context.tool": (
-        "def reply(prompt, context):\n"
-        "    return context.tool(calc, {'sum': 'tea 0'}) + context.tool(calc, {'sum': 'tea 1'})\n"
-    ),
-    "a tool that fails": (
-        "def reply(prompt, context):\n"
-        "    def calc(sum):\n        raise ValueError(sum)\n"
-        "    for number in range(2):\n"
-        "        try:\n            context.tool(calc, {'sum': f'tea {number}'})\n"
-        "        except ValueError:\n            pass\n"
-        "    return 'no use'\n"
-    ),
-    "messages of its own": (
-        "from holdfast import Reply\n"
-        "def reply(prompt, context):\n"
-        "    return Reply(text='done', messages=loop(context.base_url, prompt)[1:])\n"
-    ),
-}
+AGENTS = """
+from holdfast import Reply
+
+def reply(prompt, context):
+    return globals()[context.sample_id](prompt, context)
+
+def adds_a_title(prompt, context):
+    said = loop(context.base_url, prompt)[-1]['content']
+    ask(context.base_url, [{'role': 'user', 'content': 'a title'}], tools=False)
+    return said
+
+def asks_a_subagent(prompt, context):
+    found = loop(context.base_url, prompt)[-1]['content']
+    answer = ask(context.base_url, [{'role': 'user', 'content': found}], tools=False)
+    return answer['content']
+
+def compacts_its_history(prompt, context):
+    history = loop(context.base_url, prompt)
+    short = [{'role': 'user', 'content': f'{prompt}, so far: {history[-1]["content"]}'}]
+    return ask(context.base_url, short, tools=False)['content']
+
+def asks_and_calls_by_context(prompt, context):
+    messages = [{'role': 'user', 'content': prompt}]
+    while True:
+        said = context.model(messages, model='m', tools=OFFERED).messages[-1]
+        messages.append(said)
+        if not said.get('tool_calls'):
+            return said['content']
+        for call in said['tool_calls']:
+            found = context.tool(calc, json.loads(call['function']['arguments']))
+            messages.append({'role': 'tool', 'tool_call_id': call['id'], 'content': found})
+
+def only_calls(prompt, context):
+    return context.tool(calc, {'sum': 'tea 0'}) + context.tool(calc, {'sum': 'tea 1'})
+
+def fails(prompt, context):
+    def calc(sum):
+        raise ValueError(sum)
+    for number in range(2):
+        try:
+            context.tool(calc, {'sum': f'tea {number}'})
+        except ValueError:
+            pass
+    return 'no use'
+
+def returns_messages(prompt, context):
+    return Reply(text='done', messages=loop(context.base_url, prompt)[1:])
+"""
 CALLED = [{"turn": 1, "name": "calc", "arguments": {"sum": f"tea {n}"}, "result": f"= tea {n}"} for n in (0, 1)]
 
 
 def test_each_call_is_seen_once_and_in_order_whatever_the_agent_does_after_it(lab: Lab) -> None:
-    names = [f"agent{number}" for number in range(len(AGENTS))]
-    sources = [text.replace("def reply(", f"def {name}(") for name, text in zip(names, AGENTS.values(), strict=True)]
-    choose = "def reply(prompt, context):\n    return globals()[context.sample_id](prompt, context)\n"
-    agent(lab, "".join([*sources, choose]))
+    agent(lab, AGENTS)
+    names = re.findall(r"^def (?!reply)(\w+)", AGENTS, re.MULTILINE)
     lab.rows = [{"id": name, "question": "tea", "expected": "x"} for name in names]
     run = lab.eval().run
     outputs = {output["sample"]: output for output in kept(run)}
-    for name, kind in zip(names, AGENTS, strict=True):
-        in_messages = as_listed(read_calls(outputs[name]["messages"]), 1)
-        calls = outputs[name].get("calls") or msgspec.to_builtins(in_messages)
-        assert [{**call, "result": call.get("result", f"= tea {at}")} for at, call in enumerate(calls)] == CALLED, kind
-        assert kind == "a tool that fails" or all("result" in call for call in calls)
+    for name in names:
+        listed = as_listed(read_calls(outputs[name]["messages"]), 1)
+        calls = outputs[name].get("calls") or msgspec.to_builtins(listed)
+        assert [{**call, "result": call.get("result", f"= tea {at}")} for at, call in enumerate(calls)] == CALLED, name
+        assert name == "fails" or all("result" in call for call in calls)
         graded = {grade["grader"]: grade["score"] for grade in kept(run, "grades") if grade["sample"] == name}
-        assert graded == {"used": 1, "none": 0, "forbidden": 0, "order": 2 / 3, "skill": 1, "code": 1}, kind
-    assert [name for name in names if "calls" not in outputs[name]] == [names[3], names[6]], "they are in the messages"
+        assert graded == {"used": 1, "none": 0, "forbidden": 0, "order": 2 / 3, "skill": 1, "code": 1}, name
+    in_messages = {name for name in names if "calls" not in outputs[name]}
+    assert in_messages == {"asks_and_calls_by_context", "returns_messages"}
 
 
 def test_a_call_that_ends_the_agent_is_seen_streamed_or_not(lab: Lab, provider: Server) -> None:

@@ -46,36 +46,8 @@ run:
   wandb:
     entity: null  # Populated from env.toml
     project: null
-
-execution:
-  type: slurm
-  hostname: ${run.env.host}
-  account: ${run.env.account}
-  num_nodes: 1
-  gres: gpu:8
-
-  auto_export:
-    enabled: true
-    destinations:
-      - wandb
-
-deployment:
-  type: generic
-  image: ${run.env.container}
-  checkpoint_path: /path/to/your/model/checkpoint
-  command: >-
-    python deploy_script.py --checkpoint /checkpoint/
-
-evaluation:
-  tasks:
-    - name: adlr_mmlu
-    - name: hellaswag
-
-export:
-  wandb:
-    entity: ${run.wandb.entity}
-    project: ${run.wandb.project}
 """
+FEWER_TASKS = re.sub(r"    - name: (adlr_arc|adlr_wino|openbook).*\n", "", GUIDE_CONFIGURATION)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +71,7 @@ def test_a_command_of_the_guide_is_understood_word_for_word(tmp_path: Path, comm
     (tmp_path / "config").mkdir()
     for name in ("nemotron-3-nano-nemo-ray", "config"):
         (tmp_path / "config" / f"{name}.yaml").write_text(GUIDE_CONFIGURATION)
-    (tmp_path / "config" / "my-model.yaml").write_text(CUSTOM)
+    (tmp_path / "config" / "my-model.yaml").write_text(CUSTOM + FEWER_TASKS)
     (tmp_path / "ssh_config").write_text("Host *\n  ProxyCommand false\n")
     env = {"WANDB_API_KEY": "0123456789abcdef" * 3, "HOLDFAST_SSH_CONFIG": str(tmp_path / "ssh_config")}
     preview = holdfast(*shlex.split(command), "-d", cwd=tmp_path, env=env).stdout
