@@ -624,11 +624,8 @@ class TestRuns:
 
 
 class TestEventLoops:
-    def test_evaluate_works_inside_a_running_event_loop(self, evaluate: Any) -> None:
-        async def main() -> Any:
-            return evaluate(target=shout_later, graders=[starts_right])
-
-        assert asyncio.run(main()).score == 0.5
+    async def test_evaluate_works_inside_a_running_event_loop(self, evaluate: Any) -> None:
+        assert evaluate(target=shout_later, graders=[starts_right]).score == 0.5
 
     async def test_an_error_inside_a_running_event_loop_is_raised_by_evaluate(
         self, evaluate: Any, tmp_path: Path
@@ -671,48 +668,38 @@ class TestEvaluateAsync:
         ASKED.clear()
         HOLD.clear()
 
-    def test_the_event_loop_of_the_caller_is_not_blocked(self, keys: dict[str, Any]) -> None:
+    async def test_the_event_loop_of_the_caller_is_not_blocked(self, keys: dict[str, Any]) -> None:
         async def release() -> None:
             await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
             HOLD.clear()
 
-        async def main() -> holdfast.Run:
-            keys["limits"] = {"concurrency": 1, "turn_timeout": 1}  # the request that is held is asked once more
-            run, _ = await asyncio.gather(holdfast.evaluate_async(**keys, graders=[is_right]), release())
-            return run
-
-        run = asyncio.run(main())
+        keys["limits"] = {"concurrency": 1, "turn_timeout": 1}  # the request that is held is asked once more
+        run, _ = await asyncio.gather(holdfast.evaluate_async(**keys, graders=[is_right]), release())
         assert run.finished and run.score == 1
 
-    def test_cancelling_the_call_stops_the_run_and_the_same_call_resumes(
+    async def test_cancelling_the_call_stops_the_run_and_the_same_call_resumes(
         self, keys: dict[str, Any], tmp_path: Path
     ) -> None:
-        async def main() -> None:
-            call = asyncio.create_task(holdfast.evaluate_async(**keys))
-            await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-
-        asyncio.run(main())
+        call = asyncio.create_task(holdfast.evaluate_async(**keys))
+        await asyncio.to_thread(wait_for, lambda: len(ASKED) > 5, "five answers")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         (outputs,) = tmp_path.glob("e/*/outputs.jsonl")
         assert [output["sample"] for output in lines(outputs)] == [f"s{number}" for number in range(5)]
         assert not outputs.with_name("metrics.json").exists() and not outputs.with_name("lease").exists()
         HOLD.clear()
-        resumed = asyncio.run(holdfast.evaluate_async(**keys))
+        resumed = await holdfast.evaluate_async(**keys)
         assert resumed.finished and len(ASKED) == len(SAMPLES) + 1, "only the request in flight is repeated"
 
-    def test_a_timeout_of_the_caller_stops_the_run(self, keys: dict[str, Any], tmp_path: Path) -> None:
-        async def main() -> None:
+    async def test_a_timeout_of_the_caller_stops_the_run(self, keys: dict[str, Any], tmp_path: Path) -> None:
+        with pytest.raises(TimeoutError):
             async with asyncio.timeout(None) as deadline:
                 call = holdfast.evaluate_async(**keys)
                 asyncio.get_running_loop().run_in_executor(
                     None, wait_for, lambda: len(ASKED) > 5, "five"
                 ).add_done_callback(lambda _: deadline.reschedule(asyncio.get_running_loop().time()))
                 await call
-
-        with pytest.raises(TimeoutError):
-            asyncio.run(main())
         assert len(lines(next(tmp_path.glob("e/*/outputs.jsonl")))) == 5
 
     def test_errors_are_raised_where_the_call_is_awaited(self, keys: dict[str, Any], tmp_path: Path) -> None:

@@ -180,17 +180,12 @@ def kinds() -> list[Kind]:
 
 @pytest.mark.parametrize("kind", kinds())
 class TestAProgram:
-    def test_a_programs_code_or_signal_is_reported_exactly(self, kind: Kind) -> None:
+    async def test_a_programs_code_or_signal_is_reported_exactly(self, kind: Kind) -> None:
         """Process 1 of a namespace would ignore signals; and a code of 137 is no SIGKILL."""
-
-        async def codes() -> list[int | None]:
-            ends = [
-                *(f"exit {code}" for code in (0, 1, 127, 137, 255)),
-                *(f"kill -{n} $$" for n in (1, 2, 6, 9, 11, 15, 40)),
-            ]
-            return [(await run("sh", "-c", end, kind=kind))[0] for end in ends]
-
-        assert asyncio.run(codes()) == [0, 1, 127, 137, 255, -1, -2, -6, -9, -11, -15, -40]
+        for code in (0, 1, 127, 137, 255):
+            assert (await run("sh", "-c", f"exit {code}", kind=kind))[0] == code
+        for number in (1, 2, 6, 9, 11, 15, 40):
+            assert (await run("sh", "-c", f"kill -{number} $$", kind=kind))[0] == -number
 
     def test_a_programs_input_and_output_are_unchanged(self, kind: Kind, tmp_path: Path) -> None:
         much = os.urandom(1 << 20).hex()
@@ -245,45 +240,35 @@ def test_a_namespace_has_its_own_proc_in_which_processes_can_be_found() -> None:
 
 
 @pytest.mark.faults
-def test_a_killed_keeper_is_replaced_and_its_programs_go_on(tmp_path: Path) -> None:
-    async def programs() -> Any:
-        script = "until [ -e go ]; do sleep 0.01; done; echo done"
-        async with running(["bash", "-c", script], folder=tmp_path, environment=dict(os.environ)) as first:
-            keeper = psutil.Process(first.pid).parent().parent()
-            keeper.kill()
-            await asyncio.to_thread(wait_for, lambda: not is_there(keeper), "the keeper's end")
-            second = await run("echo", "second")
-            (tmp_path / "go").touch()
-            return await first.wait(), first.out, second[1]
-
-    assert asyncio.run(programs()) == (0, b"done\n", "second\n")
+async def test_a_killed_keeper_is_replaced_and_its_programs_go_on(tmp_path: Path) -> None:
+    script = "until [ -e go ]; do sleep 0.01; done; echo done"
+    async with running(["bash", "-c", script], folder=tmp_path, environment=dict(os.environ)) as first:
+        keeper = psutil.Process(first.pid).parent().parent()
+        keeper.kill()
+        await asyncio.to_thread(wait_for, lambda: not is_there(keeper), "the keeper's end")
+        assert await run("echo", "second") == (0, "second\n", "")
+        (tmp_path / "go").touch()
+        assert (await first.wait(), first.out) == (0, b"done\n")
 
 
-def test_helpers_do_not_get_holdfasts_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_helpers_do_not_get_holdfasts_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Programs could read it: a grader's must not see an API key."""
     monkeypatch.setattr(containment, "_keeper", None)
     monkeypatch.setenv("SOME_API_KEY", "sk-of-the-test")
-
-    async def environments() -> list[dict[str, str]]:
-        async with running(["sleep", "600"], folder=tmp_path, environment={"PATH": os.environ["PATH"]}) as program:
-            helpers = psutil.Process(program.pid).parents()[:2]
-            return [psutil.Process(program.pid).environ(), *(helper.environ() for helper in helpers)]
-
-    assert all("SOME_API_KEY" not in each for each in asyncio.run(environments()))
+    async with running(["sleep", "600"], folder=tmp_path, environment={"PATH": os.environ["PATH"]}) as program:
+        own = psutil.Process(program.pid)
+        assert all("SOME_API_KEY" not in each.environ() for each in (own, *own.parents()[:2]))
 
 
-def test_processes_of_a_cancelled_program_have_ended_when_the_cancellation_arrives(name: str) -> None:
-    async def cancel() -> list[psutil.Process]:
-        script = f"{LEAVE}\nsleep 600"
-        task = asyncio.create_task(run("bash", "-c", script, env={"NAME": name}))
-        await asyncio.to_thread(wait_for, lambda: len(processes(name)) == LEFT, "all that it starts")
-        task.cancel()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return processes(name)
-
-    assert asyncio.run(cancel()) == []
+async def test_processes_of_a_cancelled_program_have_ended_when_the_cancellation_arrives(name: str) -> None:
+    script = f"{LEAVE}\nsleep 600"
+    task = asyncio.create_task(run("bash", "-c", script, env={"NAME": name}))
+    await asyncio.to_thread(wait_for, lambda: len(processes(name)) == LEFT, "all that it starts")
+    task.cancel()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes(name) == []
 
 
 def test_an_mcp_servers_command_ends_like_the_program_it_runs(name: str) -> None:

@@ -56,6 +56,9 @@ class Script:
 
     def __init__(self) -> None:
         self.url = ""
+        self.client: Connections
+        """with connections to it"""
+        self.sent = 0
         self.replies: list[list[bytes]] = []
         """for each request, pieces that are sent one after the other; an empty piece ends the connection"""
         self.connections = 0
@@ -93,9 +96,11 @@ class Script:
 async def serving(script: Script, serve: Any = None, secure: ssl.SSLContext | None = None) -> AsyncIterator[Script]:
     server = await asyncio.start_server(serve or script.serve, "127.0.0.1", 0, ssl=secure)
     script.url = f"{'http' if secure is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat"
+    script.client = Connections(script.url, {})
     try:
         yield script
     finally:
+        await script.client.close()
         server.close()
 
 
@@ -107,8 +112,8 @@ async def scripted(*replies: list[bytes], secure: ssl.SSLContext | None = None) 
         yield script
 
 
-def post(connections: Connections, script: Script, *, whole: bool = True) -> Coroutine[Any, Any, Response]:
-    return connections.request("POST", script.url, b"{}", None, whole=whole)
+def post(script: Script, *, whole: bool = True) -> Coroutine[Any, Any, Response]:
+    return script.client.request("POST", script.url, b"{}", None, whole=whole)
 
 
 def read(*replies: list[bytes], whole: bool = True) -> list[bytes]:
@@ -116,11 +121,7 @@ def read(*replies: list[bytes], whole: bool = True) -> list[bytes]:
 
     async def ask() -> list[bytes]:
         async with scripted(*replies) as script:
-            connections = Connections(script.url, {})
-            try:
-                return [await (await post(connections, script, whole=whole)).read() for _ in replies]
-            finally:
-                await connections.close()
+            return [await (await post(script, whole=whole)).read() for _ in replies]
 
     return uvloop.run(ask())
 
@@ -158,16 +159,14 @@ def test_a_reply_is_read_in_every_form_and_the_connection_is_used_again(form: st
 async def test_a_reply_may_be_cut_into_packets_anywhere(form: str) -> None:
     reply = REPLIES[form]
     async with scripted() as script:
-        connections = Connections(script.url, {})
         for place in range(1, len(reply)):
             script.replies.append([reply[:place], reply[place:]])
             script.gate.clear()
-            asked = asyncio.create_task(post(connections, script))
+            asked = asyncio.create_task(post(script))
             await script.asked.acquire()
             script.gate.set()
             assert await (await asked).read() == BODY
         assert script.connections == 1
-        await connections.close()
 
 
 def test_a_reply_without_a_length_ends_with_its_connection() -> None:
@@ -197,12 +196,10 @@ BROKEN = {
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_broken_reply_is_an_error_and_the_next_request_has_a_new_connection(form: str, whole: bool) -> None:
     async with scripted(BROKEN[form], [WHOLE]) as script:
-        connections = Connections(script.url, {})
         with pytest.raises(BrokenReply):
-            await (await post(connections, script, whole=whole)).read()
-        answer = await post(connections, script, whole=whole)
+            await (await post(script, whole=whole)).read()
+        answer = await post(script, whole=whole)
         assert await answer.read() == BODY and script.connections == 2
-        await connections.close()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -223,26 +220,22 @@ AFTERWARDS = {
 async def test_a_connection_after_its_reply(how: str) -> None:
     reply, expected = AFTERWARDS[how]
     async with scripted(reply, [WHOLE]) as script:
-        connections = Connections(script.url, {})
         for _ in range(2):
-            assert await (await post(connections, script)).read() == BODY
+            assert await (await post(script)).read() == BODY
         assert script.connections == expected
-        await connections.close()
 
 
 async def test_the_late_reply_of_a_request_that_was_given_up_reaches_no_other_request() -> None:
     late = WHOLE.replace(b"two", b"old")
     async with scripted([late[:20], late[20:]], [WHOLE]) as script:
         script.gate.clear()
-        connections = Connections(script.url, {})
-        asked = asyncio.create_task(post(connections, script))
+        asked = asyncio.create_task(post(script))
         await script.asked.acquire()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         script.gate.set()
-        assert await (await post(connections, script)).read() == BODY
-        await connections.close()
+        assert await (await post(script)).read() == BODY
 
 
 async def test_a_stream_that_is_not_read_to_its_end_closes_its_connection() -> None:
@@ -410,14 +403,12 @@ def test_tickets_of_a_tls_server_are_no_replies(certificate: Path, monkeypatch: 
 
 async def test_a_request_that_is_given_up_before_it_is_written_is_not_sent_and_holds_up_no_other() -> None:
     async with scripted([WHOLE], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
-        connections = Connections(script.url, {})
-        await asyncio.gather(post(connections, script), post(connections, script))  # two connections wait now
-        given_up = post(connections, script)
+        await asyncio.gather(post(script), post(script))  # two connections wait now
+        given_up = post(script)
         given_up.send(None)
         given_up.close()
-        assert await (await post(connections, script)).read() == BODY
+        assert await (await post(script)).read() == BODY
         assert len(script.requests) == 3
-        await connections.close()
 
 
 async def test_a_reply_that_came_before_its_request_was_written_is_refused() -> None:
@@ -483,7 +474,7 @@ STRAY = WHOLE.replace(b"two", b"bad")
 
 
 @asynccontextmanager
-async def straying(delay: float, every: int = 1) -> AsyncIterator[Script]:
+async def straying(delay: float) -> AsyncIterator[Script]:
     """A server that takes a moment to answer, and some time after an answer sends another one that nobody asked for."""
     script = Script()
 
@@ -497,8 +488,7 @@ async def straying(delay: float, every: int = 1) -> AsyncIterator[Script]:
                 script.requests.append(await reader.readexactly(length))
                 await asyncio.sleep(2 * delay)
                 writer.write(WHOLE)
-                if len(script.requests) % every == 0:
-                    loop.call_later(delay, writer.write, STRAY)
+                loop.call_later(delay, writer.write, STRAY)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -523,11 +513,9 @@ async def test_the_late_stray_replies_of_a_server_become_no_answers(delay: float
 @pytest.mark.usefixtures("probation")
 async def test_connections_of_a_sound_server_are_reused() -> None:
     async with scripted(*[[WHOLE]] * 60) as script:
-        connections = Connections(script.url, {})
         for _ in range(60):
-            await post(connections, script)
-        assert script.connections <= 33 and not connections.strayed
-        await connections.close()
+            await post(script)
+        assert script.connections <= 33 and not script.client.strayed
 
 
 UNASKED = {
@@ -542,14 +530,12 @@ async def test_an_idle_connection_that_gets_anything_is_closed(form: str) -> Non
     data, strays = UNASKED[form]
     async with scripted([WHOLE, data], [WHOLE], [WHOLE]) as script, asyncio.timeout(30):
         script.gate.clear()
-        connections = Connections(script.url, {})
-        await post(connections, script)
+        await post(script)
         script.gate.set()
         await script.lost.wait()
         for _ in range(2):
-            assert await (await post(connections, script)).read() == BODY
-        assert connections.strayed is strays and script.connections == (3 if strays else 2)
-        await connections.close()
+            assert await (await post(script)).read() == BODY
+        assert script.client.strayed is strays and script.connections == (3 if strays else 2)
 
 
 LIMIT = 1_000_000
@@ -570,7 +556,6 @@ NEVER_ENDING = {name: (head, b"data: 1\n" * 8192) for name, head in ENDLESS.item
 async def endless(head: bytes, piece: bytes) -> AsyncIterator[Script]:
     """A server that sends the same piece again and again, as long as anybody reads."""
     script = Script()
-    script.sent = 0  # type: ignore[attr-defined]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -579,7 +564,7 @@ async def endless(head: bytes, piece: bytes) -> AsyncIterator[Script]:
             while True:
                 writer.write(piece)
                 await writer.drain()
-                script.sent += len(piece)  # type: ignore[attr-defined]
+                script.sent += len(piece)
         except ConnectionError:
             writer.close()
             script.lost.set()
@@ -663,11 +648,10 @@ def without_proxy(self: Any, headers: Any, _: Any, made: Any = WebSession.__init
 async def test_a_server_waits_while_nobody_reads_its_stream() -> None:
     head, piece = NEVER_ENDING["a stream"]
     async with endless(head, piece) as script, asyncio.timeout(60):
-        connections = Connections(script.url, {})
-        response = await post(connections, script, whole=False)
+        response = await post(script, whole=False)
         sent = -1
-        while script.sent > sent:  # type: ignore[attr-defined]
-            sent = script.sent  # type: ignore[attr-defined]
+        while script.sent > sent:
+            sent = script.sent
             await asyncio.sleep(0.1)
         assert sent < 60_000_000
         total = 0
@@ -676,7 +660,6 @@ async def test_a_server_waits_while_nobody_reads_its_stream() -> None:
             if total > sent + 10_000_000:  # reading goes on where it stopped
                 break
         response.close()
-        await connections.close()
 
 
 async def test_a_stray_reply_that_nobody_has_read_yet_is_noticed_before_a_request_is_written() -> None:

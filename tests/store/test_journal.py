@@ -156,22 +156,19 @@ class TestJournal:
             assert size == sum(path.stat().st_size for path in folder.glob("*.jsonl"))
             assert notices == []
 
-    def test_lines_in_no_hurry_share_a_batch_of_their_own_and_are_written_at_the_end(self, tmp_path: Path) -> None:
+    async def test_lines_in_no_hurry_share_a_batch_of_their_own_and_are_written_at_the_end(
+        self, tmp_path: Path
+    ) -> None:
         outputs, settled = numbered(6), []
-
-        async def main() -> int:
-            journal = Journal(tmp_path, notice=settled.append)
-            for number, record in enumerate(outputs[:3]):
-                journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
-            while not settled:
-                await journal.write("outputs", to_line(outputs[3]))
-            together = len(settled)
-            for number, record in enumerate(outputs[4:], 4):
-                journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
-            await journal.close()
-            return together
-
-        assert asyncio.run(main()) == 3
+        journal = Journal(tmp_path, notice=settled.append)
+        for number, record in enumerate(outputs[:3]):
+            journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
+        while not settled:
+            await journal.write("outputs", to_line(outputs[3]))
+        assert len(settled) == 3
+        for number, record in enumerate(outputs[4:], 4):
+            journal.post("outputs", to_line(record), lambda number=number: settled.append(number), hurry=False)
+        await journal.close()
         assert settled == [0, 1, 2, 4, 5]
         keys = [json.loads(line.data)["key"] for line in scan(tmp_path / "outputs.jsonl") if line.sound]
         assert [key for key in keys if key != outputs[3].key] == [outputs[number].key for number in settled]

@@ -108,13 +108,10 @@ async def test_a_server_that_does_not_start_is_a_fault_of_the_run(monkeypatch: p
     assert servers() == [] and not embedded._servers
 
 
-def test_an_unknown_model_is_refused_with_the_available_ones() -> None:
-    async def main() -> None:
+async def test_an_unknown_model_is_refused_with_the_available_ones() -> None:
+    with pytest.raises(UsageError, match="no embedded model 'local/other'"):
         async with serve("local/other"):
             pass
-
-    with pytest.raises(UsageError, match="no embedded model 'local/other'"):
-        asyncio.run(main())
 
 
 @pytest.mark.parametrize(
