@@ -248,7 +248,7 @@ async def test_a_killed_keeper_is_replaced_and_its_programs_go_on(tmp_path: Path
         await asyncio.to_thread(wait_for, lambda: not is_there(keeper), "the keeper's end")
         assert await run("echo", "second") == (0, "second\n", "")
         (tmp_path / "go").touch()
-        assert (await first.wait(), first.out) == (0, b"done\n")
+        assert (await first.wait(), bytes(first.out)) == (0, b"done\n")
 
 
 async def test_helpers_do_not_get_holdfasts_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

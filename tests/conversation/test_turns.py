@@ -207,11 +207,8 @@ def test_a_model_that_plays_the_user_sees_answers_and_not_the_steps_on_the_way(
     (lab.folder / "tools.py").write_text("def look(word: str):\n    return word.upper()\n")
     lab.spec["target"] |= {"tools": [{"python": "tools.py:look"}]}
     lab.rows = lab.rows[:1]
-    provider.control(tool_calls=2)
-    try:
+    with provider.controlled(tool_calls=2):
         lab.eval()
-    finally:
-        provider.control(tool_calls=0)
     first = "[user]\nhello\n\n[assistant]\nhello: HELLO 0; HELLO 1"
     second = f"{first}\n\n[user]\ngo on\n\n[assistant]\ngo on: GO ON 0; GO ON 1"
     assert list(user.stats()["asked"]) == [first, second]

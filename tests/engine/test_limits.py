@@ -406,12 +406,9 @@ def test_a_trial_without_model_calls_is_not_limited_by_them_and_others_are(lab: 
 
 
 def test_a_limit_that_cannot_be_enforced_is_named(lab: Lab, provider: Server) -> None:
-    provider.control(usage=False)
-    try:
+    with provider.controlled(usage=False):
         use(lab, "Path('done.txt').touch()\nprint(ask('x'))\n", trial={"tokens": 5})
         assert "limits.trial.tokens cannot be enforced" in lab.eval().err
-    finally:
-        provider.control(usage=True)
 
 
 # Exit codes

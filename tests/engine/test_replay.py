@@ -260,11 +260,8 @@ def test_an_answer_after_an_outage_is_an_error_and_has_no_score(lab: Lab, provid
         "        return 'I do not know'\n",
     )
     lab.spec["limits"] = {"retries": 1}
-    provider.control(status=500)
-    try:
+    with provider.controlled(status=500):
         done = lab.eval(check=3)
-    finally:
-        provider.control(status=200)
     assert kept(done.run) == [] and kept(done.run, "grades") == []
     assert {error["kind"] for error in lines(done.run / "errors.jsonl")} == {"server"}
     assert kept(lab.eval().run)[0]["output"] == "begin"
@@ -280,11 +277,8 @@ def test_an_agent_may_recover_from_an_outage(lab: Lab, provider: Server) -> None
         "        except Exception:\n"
         "            pass\n",
     )
-    provider.control(fail={"500": 1.0}, fail_first=2)
-    try:
+    with provider.controlled(fail={"500": 1.0}, fail_first=2):
         done = lab.eval()
-    finally:
-        provider.control(fail={}, fail_first=0)
     assert done.asked == 3 and lines(done.run / "errors.jsonl") == []
     assert kept(done.run)[0]["output"] == "begin"
 
@@ -293,11 +287,8 @@ def test_a_wrong_api_key_inside_an_agent_stops_the_run_with_a_hint(lab: Lab, pro
     use(lab, "def reply(prompt, context):\n    raise SystemError(context.model(prompt).text)\n")
     lab.rows = [{"id": str(number), "question": str(number), "expected": "x"} for number in range(50)]
     lab.spec["limits"] = {"concurrency": 1}
-    provider.control(status=401)
-    try:
+    with provider.controlled(status=401):
         done = lab.eval(check=3)
-    finally:
-        provider.control(status=200)
     assert done.asked == 1
     assert "answered 401" in done.out and "OPENAI_API_KEY" in done.out
 

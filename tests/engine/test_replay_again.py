@@ -144,11 +144,8 @@ def test_a_server_that_dies_in_the_second_turn_gets_its_state_back(lab: Lab, per
 
 def test_a_turn_that_is_retried_does_not_build_the_state_twice(lab: Lab, provider: Server) -> None:
     use(lab)
-    provider.control(fail={"500": 1.0}, fail_first=1)
-    try:
+    with provider.controlled(fail={"500": 1.0}, fail_first=1):
         done = lab.eval()
-    finally:
-        provider.control(fail={}, fail_first=0)
     assert lines(done.run / "errors.jsonl") != [] and answers(done.run) == ANSWERS
     assert added(lab) == [["tea 0", "tea 1", "milk 0", "milk 1"]]
 

@@ -284,11 +284,8 @@ def test_cells_with_other_graders_are_not_compared(folder: Path, provider: Serve
     judge = {"type": "prompt", "name": "judge", "rubric": "Is it right?"}
     spec = json.loads((folder / "first.yaml").read_text())
     (folder / "first.yaml").write_text(json.dumps({**spec, "graders": [judge]}))
-    provider.control(answer="judge")
-    try:
+    with provider.controlled(answer="judge"):
         stdout = holdfast("eval", "first.yaml", "-m", "a", "-m", "b", cwd=folder).stdout
-    finally:
-        provider.control(answer="echo")
     assert "is not compared with a: grader `judge` differs" in " ".join(stdout.split())
 
 

@@ -287,15 +287,6 @@ class TestWhatAGradeKeyReactsTo:
         assert graders_of(before) != graders_of(after)
         assert generation_keys(before) == generation_keys(after)
 
-    def test_a_schema_file_counts_by_its_content(self, tmp_path: Path) -> None:
-        prints = []
-        for schema in ({"type": "object"}, {"type": "object"}, {"type": "array"}):
-            folder = tmp_path / str(len(prints))
-            folder.mkdir()
-            (folder / "s.json").write_text(json.dumps(schema))
-            prints.append(graders_of(who(folder, graders=[{"type": "json_schema", "schema_file": "s.json"}])))
-        assert prints[0] == prints[1] != prints[2]
-
 
 AGENT = '''\
 import helper

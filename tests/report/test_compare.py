@@ -31,7 +31,7 @@ from holdfast.report.stats import (
 )
 from holdfast.store.rundir import RunDir
 from tests.support.lazy import LazyModule
-from tests.support.patterns import CORRECT, POINTS, answered, finished_run
+from tests.support.patterns import CORRECT, POINTS, answered, finished_run, module_run
 from tests.support.running import lines
 from tests.support.specs import command
 
@@ -180,27 +180,12 @@ def test_differences_without_spread_have_no_interval_and_nothing_shared_has_no_d
 # The command
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compare")
-
-
-@pytest.fixture(scope="module")
-def strong(place: Path) -> Path:
-    """20 samples, 18 right."""
-    return finished_run(place / "strong", answered(18, 2))
-
-
-@pytest.fixture(scope="module")
-def weak(place: Path) -> Path:
-    """A run over the samples of `strong` with 8 right answers."""
-    return finished_run(place / "weak", answered(8, 12))
-
-
-@pytest.fixture(scope="module")
-def near(place: Path) -> Path:
-    """Samples s0 to s15 and 6 others: of the shared ones, 15 right."""
-    return finished_run(place / "near", answered(15, 1) | {f"new{number}": "no" for number in range(6)})
+strong = module_run("strong", answered(18, 2))
+"""20 samples, 18 right"""
+weak = module_run("weak", answered(8, 12))
+"""a run over the samples of `strong` with 8 right answers"""
+near = module_run("near", answered(15, 1) | {f"new{number}": "no" for number in range(6)})
+"""samples s0 to s15 and 6 others: of the shared ones, 15 right"""
 
 
 scores = st.sampled_from([0.0, 1.0]) | st.sampled_from([0.0, 0.3, 0.5, 1.0]) | st.floats(0, 1)

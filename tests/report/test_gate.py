@@ -9,40 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.patterns import CORRECT, answered, finished_run
+from tests.support.patterns import CORRECT, answered, finished_run, module_run
 from tests.support.specs import command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gate")
-
-
-@pytest.fixture(scope="module")
-def base(place: Path) -> Path:
-    """10 samples, 8 right."""
-    return finished_run(place / "base", answered(8, 2))
-
-
-@pytest.fixture(scope="module")
-def worse(place: Path) -> Path:
-    """A run over the samples of `base` with 2 right answers: 75 % lower, which is more than chance."""
-    return finished_run(place / "worse", answered(2, 8))
-
-
-@pytest.fixture(scope="module")
-def lower(place: Path) -> Path:
-    """A run over the samples of `base` with 6 right answers, which 10 samples do not show to be worse."""
-    return finished_run(place / "lower", answered(6, 4))
-
-
-@pytest.fixture(scope="module")
-def other_samples(place: Path) -> Path:
-    """s2 to s9 of the others, all right, and two new ones, of which n1 is wrong."""
-    return finished_run(place / "other", {f"s{n}": "yes" for n in range(2, 10)} | {"n0": "yes", "n1": "no"})
+base = module_run("base", answered(8, 2))
+"""10 samples, 8 right"""
+worse = module_run("worse", answered(2, 8))
+"""a run over the samples of `base` with 2 right answers: 75 % lower, which is more than chance"""
+lower = module_run("lower", answered(6, 4))
+"""a run over the samples of `base` with 6 right answers, which 10 samples do not show to be worse"""
+other_samples = module_run("other", {f"s{n}": "yes" for n in range(2, 10)} | {"n0": "yes", "n1": "no"})
+"""s2 to s9 of the others, all right, and two new ones, of which n1 is wrong"""
 
 
 @pytest.fixture

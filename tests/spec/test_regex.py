@@ -15,7 +15,7 @@ import holdfast
 from holdfast.graders.types import Verdict
 from holdfast.spec.regex import Slow, compile_regex
 from tests.support.running import lines
-from tests.support.specs import grade, load
+from tests.support.specs import grade
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,14 +131,6 @@ def test_patterns_that_only_re2_can_read_have_the_meaning_of_re2(pattern: str, f
 def test_the_dialect_decides_what_both_can_read(pattern: str, text: str, python: bool, go: bool) -> None:
     assert compile_regex(pattern).search(text) is python
     assert compile_regex(pattern, dialect="re2").search(text) is go
-
-
-def test_the_dialect_is_part_of_the_key(tmp_path: Path) -> None:
-    blocks = [
-        {"type": "text", "regex_match": r"\d", **more} for more in ({}, {"dialect": "python"}, {"dialect": "re2"})
-    ]
-    plain, python, go = (load(tmp_path, graders=[block]).graders[0].identity() for block in blocks)
-    assert plain == python != go
 
 
 CALLED = {

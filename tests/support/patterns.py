@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from holdfast.spec.schema import SCHEMA_VERSION
 from tests.support.running import holdfast, run_dir
 
@@ -38,6 +40,16 @@ def finished_run(folder: Path, answers: dict[str, Any], *, flags: tuple[str, ...
     (folder / "e.yaml").write_text(json.dumps({key: value for key, value in spec.items() if value is not None}))
     holdfast("eval", "e.yaml", *flags, cwd=folder)
     return run_dir(folder)
+
+
+def module_run(name: str, answers: dict[str, Any]) -> Any:
+    """Return a fixture: a finished run for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return finished_run(tmp_path_factory.mktemp("module") / name, answers)
+
+    return run
 
 
 def answered(right: int, wrong: int) -> dict[str, str]:

@@ -53,6 +53,16 @@ class Server:
         """Change the server's settings."""
         self._call("/control", settings)
 
+    @contextmanager
+    def controlled(self, **settings: Any) -> Iterator[None]:
+        """Change the server's settings for a while."""
+        before = self._call("/control", {})
+        self.control(**settings)
+        try:
+            yield
+        finally:
+            self.control(**{name: before[name] for name in settings})
+
     def reset(self) -> None:
         """Forget the counts."""
         self._call("/reset", {})

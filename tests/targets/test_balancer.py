@@ -151,24 +151,12 @@ def test_agents_calls_are_spread_too(tmp_path: Path, provider: Server, other: Se
 
 
 class TestKeys:
-    def test_urls_are_in_no_key(self, tmp_path: Path) -> None:
-        several = {"model": "m", "base_url": ["http://a/v1", "http://b/v1"]}
-        assert who(tmp_path, target=several).work.digest == who(tmp_path, target={"model": "m"}).work.digest
-
     def test_several_urls_are_in_the_key_in_any_order(self, tmp_path: Path) -> None:
         def digest(*urls: str) -> str:
             return who(tmp_path, target={"model": "m", "base_url": list(urls), "identity": "url"}).work.digest
 
         assert digest("http://a/v1", "http://b/v1/") == digest("http://b/v1", "http://a/v1")
         assert digest("http://a/v1") != digest("http://a/v1", "http://b/v1")
-
-    def test_the_url_of_a_judge_is_in_no_key(self, tmp_path: Path) -> None:
-        def digest(**judge: Any) -> Any:
-            graders = [{"type": "prompt", "rubric": "polite", "model": "j", **judge}]
-            return who(tmp_path, graders=graders).work.slots
-
-        assert digest(base_url="${JUDGE_URL}") == digest(base_url=["http://a/v1", "http://b/v1"]) == digest()
-        assert digest(model="k") != digest()
 
     def test_a_password_in_one_of_them_is_not_kept(self, tmp_path: Path, provider: Server) -> None:
         secret = provider.base_url.replace("//", "//me:hush@")

@@ -102,11 +102,8 @@ def test_without_an_eval_file_a_run_is_judged_by_what_it_was_last_judged_by(lab:
 
 
 def test_accepted_errors_of_a_grader_are_taken_up(lab: Lab, judge: Server) -> None:
-    judge.control(answer="nonsense")
-    try:
+    with judge.controlled(answer="nonsense"):
         accepted = lab.eval("--accept-errors", "limits.retries=0")
-    finally:
-        judge.control(answer="judge")
     run = accepted.run
     assert metrics(run)["coverage"] == 0 and "errors" in accepted.out, "the table says why nothing is graded"
     done = lab.do("grade", run)
@@ -114,11 +111,8 @@ def test_accepted_errors_of_a_grader_are_taken_up(lab: Lab, judge: Server) -> No
 
 
 def test_accepted_errors_of_the_target_do_not_reopen_a_run_that_is_graded(lab: Lab, provider: Server) -> None:
-    provider.control(fail={"500": 0.5})
-    try:
+    with provider.controlled(fail={"500": 0.5}):
         run = lab.eval("--accept-errors", "limits.retries=0").run
-    finally:
-        provider.control(fail={})
     before = metrics_bytes(run)
     assert 0 < metrics(run)["outputs"] < ROWS
     assert lab.do("grade", run).work == (0, {}) and metrics_bytes(run) == before
