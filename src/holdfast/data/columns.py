@@ -247,40 +247,32 @@ class Conditions:
         return self._panels.setdefault(panel, panel)
 
 
-class Panels:
+class Panels(RowValues[Panel]):
     """The panel of each row in the dataset's order. The panel of all graders is the first, even if no row has it."""
 
     def __init__(self, everyone: Panel) -> None:
+        super().__init__([everyone])
         self._everyone = everyone
-        self._column = RowValues([everyone])
-
-    def packed(self) -> tuple[list[Panel], array[int]]:
-        """Return the different panels, and the number of each row's panel."""
-        return self._column.values, self._column.packed()
-
-    def extend(self, panels: Sequence[Panel], packed: bytes) -> None:
-        """Add rows as `RowValues.extend` does."""
-        self._column.extend(panels, packed)
 
     def panel_at(self, position: int) -> Panel:
         """Return the panel of the row at a position."""
-        return self._column[position]
+        return self.values[self._rows[position]]
 
     def fingerprint(self) -> str:
         """Return a digest of all rows' panels."""
-        kinds = [[kind.graders, sorted(kind.unsure)] for kind in self._column.values]
-        return digest([kinds, digest_bytes(self._column.packed().tobytes()), sys.byteorder])
+        kinds = [[kind.graders, sorted(kind.unsure)] for kind in self.values]
+        return digest([kinds, digest_bytes(self._rows.tobytes()), sys.byteorder])
 
     @property
     def mean(self) -> float:
         """Mean number of graders per row."""
-        return sum(self.rows()) / max(1, len(self._column.packed()))
+        return sum(self.rows()) / max(1, len(self._rows))
 
     def rows(self) -> list[int]:
         """Return the number of rows of each grader."""
         counts = [0] * len(self._everyone.graders)
-        for kind, rows in Counter(self._column.packed()).items():
-            for number in self._column.values[kind].graders:
+        for kind, rows in Counter(self._rows).items():
+            for number in self.values[kind].graders:
                 counts[number] += rows
         return counts
 

@@ -54,9 +54,9 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     if index.published is None or index.has_later_rows or _may_change(work, index) or not done:
         return
     folder = rundir.path / INDEX
-    kinds, numbers = survey.panels.packed()
+    numbers = survey.panels.packed()
     panels = b"".join(number.to_bytes(2, "little") for number in numbers) if any(numbers) else b""
-    signs = [_signs(work, kind) for kind in kinds]
+    signs = [_signs(work, kind) for kind in survey.panels.values]
     content = _Content(index.published.name, work.digest, work.trials, _basis(survey, work), signs)
     with suppress(*UNUSABLE), temporary_file(folder, rundir.path) as temporary:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
@@ -108,8 +108,8 @@ def _inherit(survey: Survey, work: Work, content: _Content, old_done: bytes, old
     """Mark the trials of rows that both datasets have, if each verdict that is wanted here was also wanted there."""
     trials = work.trials
     done = bytearray(survey.count * trials)
-    kinds, numbers = survey.panels.packed()
-    signs = [_signs(work, kind) for kind in kinds]
+    numbers = survey.panels.packed()
+    signs = [_signs(work, kind) for kind in survey.panels.values]
     for new, old, count in _common_rows(old_rows, survey.digests):
         pairs = (
             (int.from_bytes(panels[2 * (old + row) : 2 * (old + row) + 2], "little"), numbers[new + row])

@@ -211,7 +211,7 @@ class _Report:
             # is much faster than adding row by row.
             rows = slice(batch.positions.start, batch.positions.stop)
             values = [each.grouping.packed()[rows] for each in self._by]
-            self._equal.update(zip(panels.packed()[1][rows], batch.judged, *values, strict=True))
+            self._equal.update(zip(panels.packed()[rows], batch.judged, *values, strict=True))
             if len(self._equal) > _MOST_EQUAL:
                 self._add_equal()
             return
@@ -226,7 +226,7 @@ class _Report:
 
     def _add_equal(self) -> None:
         """Add the rows that were counted so far. Sums over rows with one trial do not depend on their order."""
-        kinds, _ = self._identified.survey.panels.packed()
+        kinds = self._identified.survey.panels.values
         for (panel, judged, *values), samples in self._equal.items():
             self._add_row(Row(kinds[panel], [judged], int(judged is not NO_OUTPUT)), values, samples)
         self._equal.clear()

@@ -37,7 +37,7 @@ import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from holdfast.canonical import digest_bytes
-from holdfast.errors import Fault
+from holdfast.errors import Fault, UsageError
 from holdfast.store.files import UNREADABLE, open_binary, read_file, replacing, sync_directory
 from holdfast.store.home import home_directory
 from holdfast.store.index import JOURNALS, TABLES, Extent, RunIndex, make_searchable, make_tables
@@ -207,23 +207,31 @@ def _remove_if_gone(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def open_index(rundir: JournalFolder, folders: Sequence[Path], place: Path, *, durable: bool, limit: int) -> RunIndex:
+def bytes_to_publish() -> int:
+    """Return the journal growth, in bytes, after which the index of a run is published."""
+    text = os.environ.get("HOLDFAST_INDEX_BYTES") or str(32 << 20)
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(f"HOLDFAST_INDEX_BYTES is {text!r}; expected a number of bytes")
+
+
+def open_index(rundir: JournalFolder, folders: Sequence[Path], place: Path, *, durable: bool) -> RunIndex:
     """Return the index of a run, read to the end of its journals.
 
-    It begins with the published index, in any of the folders, that covers most. If that lacks `limit` bytes of the
-    journals or more, a new index is published in the folder `place`. `durable` is as for `RunIndex.read`.
+    It begins with the published index, in any of the folders, that covers most. If that lacks `bytes_to_publish` of the
+    journals, a new index is published in the folder `place`. `durable` is as for `RunIndex.read`.
     """
     indexes = [index for folder in folders if (index := _open_published(rundir, folder)) is not None]
     index = max(indexes, key=lambda index: index.published_bytes, default=None) or RunIndex(rundir.journals)
-    return refresh_index(index, rundir, place, durable=durable, limit=limit)
+    return refresh_index(index, rundir, place, durable=durable)
 
 
-def refresh_index(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: bool, limit: int) -> RunIndex:
+def refresh_index(index: RunIndex, rundir: JournalFolder, folder: Path, *, durable: bool) -> RunIndex:
     """Bring an index up to date with its journals, and return it.
 
-    After `limit` bytes since the last publication, publish a new index and return that instead.
+    After `bytes_to_publish` since the last publication, publish a new index and return that instead.
     """
-    if journals_size(rundir) - index.published_bytes >= limit:
+    if journals_size(rundir) - index.published_bytes >= bytes_to_publish():
         published = _publish(index, rundir, folder, durable=durable)
         if published is not None:
             published.keep_rules_of(index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from holdfast.errors import ManifestError, ResultsError, UsageError, VersionError
+from holdfast.errors import ManifestError, ResultsError, VersionError
 from holdfast.store.files import (
     LARGEST,
     LONGEST_LINE,
@@ -44,14 +43,6 @@ LEDGER: Final = "batches"
 """The journal of batches: see `holdfast.plugins.batches.ledger`."""
 ARCHIVE: Final = "archived"
 """Folder, next to an eval's runs, to which `--fresh` moves the old runs."""
-
-
-def bytes_to_publish() -> int:
-    """Return the journal growth, in bytes, after which the index of a run is published."""
-    text = os.environ.get("HOLDFAST_INDEX_BYTES") or str(32 << 20)
-    if text.isdecimal():
-        return int(text)
-    raise UsageError(f"HOLDFAST_INDEX_BYTES is {text!r}; expected a number of bytes")
 
 
 class Fingerprints(Struct, frozen=True, kw_only=True):
@@ -260,7 +251,7 @@ class RunDir:
         It is published if much was written.
         """
         try:
-            refreshed = refresh_index(index, self, self.path / INDEX, durable=False, limit=bytes_to_publish())
+            refreshed = refresh_index(index, self, self.path / INDEX, durable=False)
         except StaleIndexError:
             refreshed = self._open_index(repair=True)
             refreshed.keep_rules_of(index)
@@ -283,9 +274,9 @@ class RunDir:
     def _open_index(self, *, repair: bool) -> RunIndex:
         own = self.path / INDEX
         if repair:
-            return open_index(self, [own], own, durable=True, limit=bytes_to_publish())
+            return open_index(self, [own], own, durable=True)
         private = self.private_index
-        return open_index(self, [own, private], private, durable=False, limit=bytes_to_publish())
+        return open_index(self, [own, private], private, durable=False)
 
     @property
     def private_index(self) -> Path:

@@ -42,9 +42,9 @@ from holdfast.report.trial_table import (
 from holdfast.store.files import UNREADABLE
 from holdfast.store.heads import ErrorHead, decode_head
 from holdfast.store.index import StaleIndexError
-from holdfast.store.index_files import journals_size
+from holdfast.store.index_files import bytes_to_publish, journals_size
 from holdfast.store.lines import LineRef
-from holdfast.store.rundir import RunDir, bytes_to_publish
+from holdfast.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
