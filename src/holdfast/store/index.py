@@ -542,22 +542,14 @@ class RunIndex:
 
     def stopped_outputs(self) -> list[tuple[str, OutputRef]]:
         """Return the outputs that a checkpoint ended, with their keys."""
-        keys = {
-            key
-            for schema in self._schemas["outputs"]
-            if self.rows["outputs"]
-            for (key,) in self.db.execute(f"SELECT key FROM {schema}.outputs WHERE stopped_by IS NOT NULL")
-        }
+        keys = {key for (key,) in self._select("outputs", "SELECT key FROM {} WHERE stopped_by IS NOT NULL")}
         outputs = (self.find_outputs(some) for some in _chunks(sorted(keys, key=str)))
         return [(unpack(key), ref) for some in outputs for key, ref in some.items() if ref.stopped_by is not None]
 
     def keys_of(self, sample: str, trial: int) -> list[str]:
         """Return the keys of outputs by the sample's id and the trial's number. Looks at all outputs."""
-        keys: dict[Key, None] = {}
-        for schema in self._schemas["outputs"] if self.rows["outputs"] else ():
-            sql = f"SELECT key FROM {schema}.outputs WHERE sample = ? AND trial = ?"
-            keys |= dict.fromkeys(key for (key,) in self.db.execute(sql, (sample, trial)))
-        return [unpack(key) for key in keys]
+        rows = self._select("outputs", "SELECT key FROM {} WHERE sample = ? AND trial = ?", sample, trial)
+        return [unpack(key) for key in dict.fromkeys(key for (key,) in rows)]
 
     @property
     def has_later_rows(self) -> bool:
@@ -628,10 +620,8 @@ class RunIndex:
 
     def unusual_verdicts(self, by: str, turn: int | None) -> Iterator[str]:
         """Yield the keys of outputs on which a grader has given verdicts with counts, or on all outputs together."""
-        place = self._places.get((by, turn))
-        for schema in self._schemas["verdicts"] if place is not None else ():
-            sql = f"SELECT DISTINCT key FROM {schema}.verdicts WHERE rest IS NOT NULL AND place = ?"
-            yield from (unpack(key) for (key,) in self.db.execute(sql, (place,)))
+        query = "SELECT DISTINCT key FROM {} WHERE rest IS NOT NULL AND place = ?"
+        return (unpack(key) for (key,) in self._select("verdicts", query, self._places.get((by, turn))))
 
     def has_set_verdicts(self) -> bool:
         """Return True if a verdict may be one on all outputs together."""
@@ -660,7 +650,7 @@ class RunIndex:
 
     def begun(self) -> list[str]:
         """Return the keys of trials that have recorded calls and no output."""
-        return self._without_output("SELECT DISTINCT key FROM {}.steps")
+        return self._without_output("SELECT DISTINCT key FROM {}")
 
     def uncertain_trials(self, *, running: bool = False) -> dict[str, str]:
         """Return the trials that wait for a person, by key, each with the calls that may have happened.
@@ -670,7 +660,7 @@ class RunIndex:
         happened.
         """
         uncertain = {}
-        for key in {*self._without_output("SELECT DISTINCT key FROM {}.steps WHERE intent"), *self.uncertain}:
+        for key in {*self._without_output("SELECT DISTINCT key FROM {} WHERE intent"), *self.uncertain}:
             if self.output(key) is None:
                 failed_at = self.failed_at[key] if key in self.uncertain else None
                 why, stopped = explain_uncertain(self.steps(key), failed_at)
@@ -678,11 +668,8 @@ class RunIndex:
                     uncertain[key] = why
         return uncertain
 
-    def _without_output(self, select: str) -> list[str]:
-        if not self.rows["steps"]:
-            return []
-        schemas = self._schemas["steps"]
-        keys = list(dict.fromkeys(key for schema in schemas for (key,) in self.db.execute(select.format(schema))))
+    def _without_output(self, query: str) -> list[str]:
+        keys = list(dict.fromkeys(key for (key,) in self._select("steps", query)))
         with_output = set(chain.from_iterable(self.output_rows(some) for some in _chunks(keys)))
         return [unpack(key) for key in keys if key not in with_output]
 
@@ -692,13 +679,11 @@ class RunIndex:
         Each is a time, two numbers that decide between equal times, the place of its line, and its kind.
         """
         last: dict[tuple[str, bool], tuple[float, int, int, LineRef, str]] = {}
-        for schema in self._schemas["errors"] if self.rows["errors"] else ():
-            sql = f"SELECT key, file, at, len, place, kind, time FROM {schema}.errors"
-            for key, file, at, length, place, kind, time in self.db.execute(sql):
-                name = unpack(key), place == "target"
-                failure = time, file, at, LineRef(self.files[file], at, length), kind
-                if name not in last or last[name][:3] < failure[:3]:
-                    last[name] = failure
+        for key, file, at, length, place, kind, time in self._select("errors", f"SELECT {TABLES['errors']} FROM {{}}"):
+            name = unpack(key), place == "target"
+            failure = time, file, at, LineRef(self.files[file], at, length), kind
+            if name not in last or last[name][:3] < failure[:3]:
+                last[name] = failure
         return last
 
     def failures(self, key: str) -> list[LineRef]:
@@ -724,6 +709,11 @@ class RunIndex:
     def _lines(self, table: str, key: str) -> list[LineRef]:
         rows = sorted(self._find(table, (pack(key),)), key=lambda row: row[2:4])
         return [LineRef(self.files[row[2]], row[3], row[4]) for row in rows]
+
+    def _select(self, table: str, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield what a query selects from each database with rows of a table, which is `{}` in the query."""
+        for schema in self._schemas[table] if self.rows[table] else ():
+            yield from self.db.execute(query.format(f"{schema}.{table}"), values)
 
     def _find(self, table: str, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of many keys, each after the row's number."""
