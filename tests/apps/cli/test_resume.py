@@ -128,15 +128,14 @@ def test_a_run_in_progress_is_not_started_twice(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_budget_can_be_raised(tmp_path: Path) -> None:
-    with server() as provider:
-        folder = tmp_path / "work"
-        eval_file = write_eval(folder, provider.base_url, limits={"token_budget": 1, "concurrency": 1})
-        holdfast("eval", eval_file, cwd=folder, check=3)
-        run = run_dir(folder)
-        holdfast("resume", run, cwd=tmp_path, check=3)
-        holdfast("resume", run, "limits.token_budget=1000000", cwd=tmp_path)
-        assert metrics(run)["coverage"] == 1
+def test_a_budget_can_be_raised(tmp_path: Path, provider: Server) -> None:
+    folder = tmp_path / "work"
+    eval_file = write_eval(folder, provider.base_url, limits={"token_budget": 1, "concurrency": 1})
+    holdfast("eval", eval_file, cwd=folder, check=3)
+    run = run_dir(folder)
+    holdfast("resume", run, cwd=tmp_path, check=3)
+    holdfast("resume", run, "limits.token_budget=1000000", cwd=tmp_path)
+    assert metrics(run)["coverage"] == 1
 
 
 def test_a_secret_that_no_run_keeps_is_asked_for(tmp_path: Path) -> None:
