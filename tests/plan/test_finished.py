@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.plan.finished import inherit_finished, publish_finished, read_finished
+from holdfast.plan.finished import Inherited, inherit_finished, publish_finished, read_finished
 from holdfast.plan.identity import identify, new_manifest
 from holdfast.plan.plan import make_plan
+from holdfast.plan.reuse import _match_outputs
 from holdfast.spec.load import load_eval
 from holdfast.store.heads import Moment
 from holdfast.store.records import Grade, Timing, to_line
@@ -195,9 +196,11 @@ def test_a_borrower_knows_what_looking_up_all_keys_finds(
         index = rundir.load(repair=False)
         known = inherit_finished(borrower.survey, borrower.work, rundir, index)
         if again:
-            assert known, "nothing speaks against it"
+            assert known.done, "nothing speaks against it"
         plain = make_plan(borrower.survey, borrower.work, index)
-        assert make_plan(borrower.survey, borrower.work, index, known_done=known) == plain
+        assert make_plan(borrower.survey, borrower.work, index, known_done=known.done) == plain
+        unknown = _match_outputs(borrower.survey, borrower.work, index, Inherited())
+        assert _match_outputs(borrower.survey, borrower.work, index, known) == unknown
 
 
 @pytest.mark.parametrize("numbers", [[9, 1, 2], [0, 9, 2], [0, 1, 2, 5], [1, 2], [2, 0, 1]])
@@ -210,4 +213,6 @@ def test_only_rows_that_differ_from_a_lenders_are_looked_up(
     publish(lender, rundir)
     borrower, _ = make_run(tmp_path, [row(number) for number in numbers])
     known = inherit_finished(borrower.survey, borrower.work, rundir, rundir.load(repair=False))
-    assert known == b"".join(bytes([number < 3] * TRIALS) for number in numbers)
+    assert known.done == b"".join(bytes([number < 3] * TRIALS) for number in numbers)
+    removed = {lender.survey.asked_at(number) for number in {0, 1, 2}.difference(numbers)}
+    assert known.gone == removed

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing, suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.canonical import digest
 from holdfast.store.index_files import INDEX, UNUSABLE, find_published, publish_file, temporary_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Set
     from pathlib import Path
 
     from holdfast.data.columns import Panel
@@ -49,6 +50,15 @@ class _Content(msgspec.Struct):
     """for each panel: the keys by which its graders' verdicts are found"""
 
 
+class Inherited(NamedTuple):
+    """What is known about the trials of a dataset from those of another run."""
+
+    done: bytes = b""
+    """a 1 for each trial that is finished there, with the same row and verdicts of all graders; may be empty"""
+    gone: Set[bytes] = frozenset()
+    """digests of what the target saw of rows that only the other run has, if they are known"""
+
+
 def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex, done: bytes) -> None:
     """Publish which trials are finished according to a published index, unless a verdict may change."""
     if index.published is None or index.has_later_rows or _may_change(work, index) or not done:
@@ -61,9 +71,10 @@ def publish_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex
     with suppress(*UNUSABLE), temporary_file(folder, rundir.path) as temporary:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode=OFF")
-            # A 1 for each finished trial; the digest of each row; the panel of each, or nothing if all have the first.
-            db.execute("CREATE TABLE finished (done, digests, panels)")
-            db.execute("INSERT INTO finished VALUES (?, ?, ?)", (done, survey.digests, panels))
+            # A 1 for each finished trial; the digest of each row, and of what the target sees of it, unless it sees all
+            # of it; the panel of each row, or nothing if all have the first.
+            db.execute("CREATE TABLE finished (done, digests, asked, panels)")
+            db.execute("INSERT INTO finished VALUES (?, ?, ?, ?)", (done, survey.digests, survey.asked, panels))
         publish_file(folder, _NAME, temporary, content)
 
 
@@ -77,16 +88,17 @@ def read_finished(survey: Survey, work: Work, rundir: RunDir, index: RunIndex) -
     return b""
 
 
-def inherit_finished(survey: Survey, work: Work, lender: RunDir, index: RunIndex) -> bytes:
-    """Return a 1 for each trial that is finished in another run, with the same row and verdicts of all graders.
-
-    Empty if nothing is known about that run.
-    """
+def inherit_finished(survey: Survey, work: Work, lender: RunDir, index: RunIndex) -> Inherited:
+    """Return which trials are finished in another run, and which rows are only there."""
     with suppress(*UNUSABLE):
         path, content = _find(work, lender, index)
         if (content.work, content.trials) == (work.digest, work.trials):
-            return _inherit(survey, work, content, *_select(path, "SELECT done, digests, panels FROM finished"))
-    return b""
+            done, rows, asked, panels = _select(path, "SELECT done, digests, asked, panels FROM finished")
+            common = [*_common_rows(rows, survey.digests)]
+            return Inherited(
+                _inherit(survey, work, content, common, done, panels), _gone(survey, common, asked or rows)
+            )
+    return Inherited()
 
 
 def _find(work: Work, rundir: RunDir, index: RunIndex) -> tuple[Path, _Content]:
@@ -104,13 +116,34 @@ def _select(path: Path, query: str) -> list[bytes]:
         return [*db.execute(query).fetchone()]
 
 
-def _inherit(survey: Survey, work: Work, content: _Content, old_done: bytes, old_rows: bytes, panels: bytes) -> bytes:
+def _gone(survey: Survey, common: Iterable[tuple[int, int, int]], old_asked: bytes) -> Set[bytes]:
+    """Return what the target saw of rows that are not common, unless it sees the same of a row of this dataset."""
+    gone: set[bytes] = set()
+    start = 0
+    for _, old, count in [*sorted(common, key=itemgetter(1)), (0, len(old_asked) // _WIDTH, 0)]:
+        gone.update(_split(old_asked[start * _WIDTH : old * _WIDTH]))
+        start = max(start, old + count)
+    return gone.difference(_split(survey.asked_digests)) if 0 < len(gone) <= _MOST_COMPARED else frozenset()
+
+
+def _split(digests: bytes) -> Iterator[bytes]:
+    return (digests[start : start + _WIDTH] for start in range(0, len(digests), _WIDTH))
+
+
+def _inherit(
+    survey: Survey,
+    work: Work,
+    content: _Content,
+    common: Iterable[tuple[int, int, int]],
+    old_done: bytes,
+    panels: bytes,
+) -> bytes:
     """Mark the trials of rows that both datasets have, if each verdict that is wanted here was also wanted there."""
     trials = work.trials
     done = bytearray(survey.count * trials)
     numbers = survey.panels.packed()
     signs = [_signs(work, kind) for kind in survey.panels.values]
-    for new, old, count in _common_rows(old_rows, survey.digests):
+    for new, old, count in common:
         pairs = (
             (int.from_bytes(panels[2 * (old + row) : 2 * (old + row) + 2], "little"), numbers[new + row])
             for row in range(count)

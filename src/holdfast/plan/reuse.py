@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from holdfast.errors import UsageError
-from holdfast.plan.finished import inherit_finished
+from holdfast.plan.finished import Inherited, inherit_finished
 from holdfast.plan.inputs import Input, append_inputs
 from holdfast.plan.keys import set_digest
 from holdfast.plan.plan import look_up
@@ -296,8 +296,8 @@ def _find_shareable(
         index = rundir.load(repair=False)
         if not _is_free(rundir) or index.stopped_outputs():
             continue  # a writer may cut off what it cannot sync; of conversations that ended early, not all may fit
-        known_done = inherit_finished(survey, work, rundir, index)
-        match = _match_outputs(survey, work, index, known_done)
+        inherited = inherit_finished(survey, work, rundir, index)
+        match = _match_outputs(survey, work, index, inherited)
         if match.usable < _SHARED_PART * match.recorded:
             continue
         relabelled = {key: ref._replace(row=row) for key, (ref, row) in match.relabelled.items()}
@@ -320,7 +320,7 @@ def _find_shareable(
             missing=match.missing,
             unwanted={key: ref.line for key, ref in match.unwanted.items()},
             relabelled=relabelled.keys(),
-            known_done=known_done if grades and not stale else b"",
+            known_done=inherited.done if grades and not stale else b"",
         )
         return lender, relabelled
     return None
@@ -341,10 +341,10 @@ class _Match(NamedTuple):
     """by key: outputs that this run cannot use, or not unchanged"""
 
 
-def _match_outputs(survey: Survey, work: Work, index: RunIndex, known_done: bytes) -> _Match:
-    """Look up the outputs of all trials in another run's index. Trials marked in `known_done` have a usable output."""
-    missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), known_done.count(1)
-    for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey, known_done)):
+def _match_outputs(survey: Survey, work: Work, index: RunIndex, inherited: Inherited) -> _Match:
+    """Look up the outputs of all trials in another run's index, except those that are known to be usable."""
+    missing, relabelled, usable = array("Q"), dict[str, tuple[OutputRef, str]](), inherited.done.count(1)
+    for number, key, ref, _ in look_up(survey, work, index, work.numbers(survey, inherited.done)):
         position = number // work.trials
         if ref is None:
             if number % work.trials == 0:
@@ -355,6 +355,9 @@ def _match_outputs(survey: Survey, work: Work, index: RunIndex, known_done: byte
             usable += 1
     recorded = index.count_outputs()
     unwanted = {key: ref for key, (ref, _) in relabelled.items()}
+    # Outputs of rows that are only there account for nearly all others, and to find those all keys are computed.
+    gone = [key for digest in inherited.gone for key in work.packed_keys_of(f"sha256:{digest.hex()}")]
+    unwanted |= {unpack(key): ref for key, ref in index.find_outputs(gone).items()}
     if usable + len(unwanted) < recorded:
         own = set(work.packed_keys(survey, work.numbers(survey)))
         unwanted |= {key: ref for key, ref in index.all_outputs() if pack(key) not in own}
