@@ -294,6 +294,7 @@ def test_a_lender_that_is_being_written_is_copied(folder: Folder) -> None:
     try:
         wait_for(lambda: len(folder.runs) == 2 and (folder.runs[-1] / "outputs.jsonl").exists(), "its outputs")
         wait_for(lambda: sum(line.sound for line in scan(folder.runs[-1] / "outputs.jsonl")) == ROWS, "all but one")
+        wait_for((folder.path / "asked").exists, "the slow question")
         folder.asked()
         folder.write(questions())
         folder.eval()

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 INDEX: Final = ".index"
 """Folder of the published index in a run directory."""
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""to be changed with any table or content: files with another version are made again"""
 _NAME: Final = "journals"
 T = TypeVar("T")
 _FIRST_BYTES: Final = 4096
