@@ -96,12 +96,13 @@ they are, whatever their type."""
 
 def pack(text: str) -> Key:
     """Return a digest as a database holds it."""
-    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG or not text.islower():
+    if len(text) != _DIGEST_LENGTH or text[:7] != _TAG:
         return text
     try:
-        return unhexlify(text[7:])
+        key = unhexlify(text[7:])
     except ValueError:
         return text
+    return key if key.hex() == text[7:] else text  # capital letters would be lost
 
 
 def unpack(key: Key) -> str:
