@@ -17,7 +17,7 @@ HoldfastError
 ├── Unreachable           exit 3: no answer from the cluster; its jobs may be running all the same
 ├── ExportFailed          exit 3: a run could not be exported; the run itself is complete
 ├── Fault                 exit 3: would hit every trial (no key, no model, no server, no disk); stops admission
-└── AttemptError          one attempt at a turn or a grade failed; retried by kind, never scored
+└── AttemptError          exit 3: one attempt at a turn or a grade failed; retried by kind, never scored
     ├── LimitReached      a target reached a limit of its own; may be scored (`limits.on_limit`)
     ├── ProgramExited     a program ended by itself with an exit code other than 0; may be scored (`limits.on_exit`)
     ├── RestartTrial      a trial that cannot continue starts again
@@ -46,6 +46,7 @@ class Exit:
     USAGE: Final = 2
     """the command, a file or the data are wrong; nothing was done"""
     UNFINISHED: Final = 3
+    """something is left: trials that failed, a budget that is spent, a fault, or a bug; the same command goes on"""
     HELD: Final = 4
     """another process holds the run"""
     WAITING: Final = 5

@@ -5,7 +5,7 @@ may have `reasoning`, its thoughts as text, and `raw`, everything that the serve
 A dialect writes conversations in the form of its API, and reads replies into this form.
 
 A table maps an API's words for the end of an answer to those that outputs have. A word that no table has is recorded as
-it is. What follows is one of three actions:
+it is. The action that follows is one of three:
 
     record      the reply is the answer, whole or not
     continue    the model paused: its message is sent back to it, and the answer goes on
@@ -91,7 +91,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """in the form of conversations"""
     tokens: TokenCounts = TokenCounts()
     stop: str = "stop"
-    """why it ended, in the words of `stops.Stop`"""
+    """why it ended, in the words of `Stop`"""
     action: Action = "record"
     """what follows from it"""
 

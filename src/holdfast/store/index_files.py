@@ -10,7 +10,8 @@ A head is one sealed line: the name, size and digest of its file, how far each j
 and digest that the head names, and each journal that the head names exists, is at least as long as it was read, and has
 the same first bytes and the same last line. Whatever does not fit is ignored and made again from the journals. A
 journal that the head does not name is new, and lines after the last one that was read were appended: both are read when
-the index is opened. A line that is damaged after it was indexed is noticed when it is used.
+the index is opened. A line that is damaged after it was indexed is noticed when it is used. The other two files also
+name what they were made from, the report or the index, and are ignored with any other.
 
 A file is made under a temporary name, synced, renamed, and named by the head at last, so a reader finds either the
 former index or the new one, whenever the writer is killed. No lock is taken and no journal of SQLite is needed, on

@@ -146,6 +146,6 @@ def main() -> None:
 
             echo(traceback.format_exc(), err=True, nl=False)
             show_error("this is a bug in Holdfast, please report it; everything that finished is on disk")
-        code = 3
+        code = Exit.UNFINISHED
     gc.freeze()  # the process ends anyway, and a last garbage collection would take as long as the start
     sys.exit(code)

@@ -1,7 +1,7 @@
 """The main job of a task: serve the model, divide the work, do a part of it, and end so that nothing is lost.
 
-Before anything else the job queues its successor. The successor starts only if this job fails. So when the task must
-not continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
+Before it starts servers, the job queues its successor. The successor starts only if this job fails. So when the task
+must not continue (a fault, a budget, no progress) the job exits with 0, and state.json has the reason.
 
     waiting     the start of the job is recorded, and the successor is queued
     deploying   servers start
