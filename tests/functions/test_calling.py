@@ -39,17 +39,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del sys.modules[name]
 
 
+def keys_of(folder: Path, file: str = "echo.py") -> dict[str, Any]:
+    target = {"python": f"{folder}/{file}:reply"}
+    return {"name": "e", "prompt": "x", "same_prompt": True, "target": target, "runs_dir": folder / "runs"}
+
+
 def scores(folder: Path, code: Any, row: Any, function: str = "check", **block: Any) -> Any:
     """Return the score of a grader with this code for one row, or the mean of several."""
     (folder / "checks.py").write_text(code)
     run = holdfast.evaluate(
-        name="e",
         samples=row if isinstance(row, list) else [row],
-        prompt="x",
-        same_prompt=True,
-        target={"python": f"{folder}/echo.py:reply"},
         graders=[{"type": "python", "function": f"{folder}/checks.py:{function}", **block}],
-        runs_dir=folder / "runs",
+        **keys_of(folder),
     )
     assert run.finished, run.reason
     return run.score
@@ -158,13 +159,7 @@ class TestMissingValues:
         (folder / "checks.py").write_text("def check(output, expected): return True\n")
         write_rows(folder / "d.jsonl", [{"id": "a", "expected": 1}, {"id": "b", "other": 1}])
         grader = {"type": "python", "function": f"{folder}/checks.py:check"}
-        keys: dict[str, Any] = {
-            "name": "e",
-            "prompt": "x",
-            "same_prompt": True,
-            "target": {"python": f"{folder}/echo.py:reply"},
-            "runs_dir": folder / "runs",
-        }
+        keys = keys_of(folder, "echo.py")
         with pytest.raises(ConfigError, match=r"d\.jsonl:2: no field expected or .*it has: id, other"):
             holdfast.evaluate(dataset=folder / "d.jsonl", graders=[grader], **keys)
         run = holdfast.evaluate(dataset=folder / "d.jsonl", graders=[{**grader, "where": "id == 'a'"}], **keys)
@@ -172,13 +167,7 @@ class TestMissingValues:
 
     def test_a_target_gets_fields_by_name_and_is_rejected_without_them(self, folder: Path) -> None:
         (folder / "agent.py").write_text("def reply(prompt, topic): return f'{prompt} {topic}'\n")
-        keys: dict[str, Any] = {
-            "name": "e",
-            "prompt": "x",
-            "same_prompt": True,
-            "target": {"python": f"{folder}/agent.py:reply"},
-            "runs_dir": folder / "runs",
-        }
+        keys = keys_of(folder, "agent.py")
         run = holdfast.evaluate(samples=[{"id": "a", "topic": "kelp"}], **keys)
         assert run.results()[0]["output"] == "x kelp"
         with pytest.raises(ConfigError, match=r"reply \(agent\.py:1\) asks for topic; no sample has a field topic"):
@@ -187,13 +176,7 @@ class TestMissingValues:
     def test_a_simulated_user_gets_fields_by_name_too(self, folder: Path) -> None:
         (folder / "user.py").write_text("def say(turn, wish): return wish\n")
         responder = {"python": f"{folder}/user.py:say", "max_followups": 1}
-        keys: dict[str, Any] = {
-            "name": "e",
-            "prompt": "x",
-            "same_prompt": True,
-            "target": {"python": f"{folder}/echo.py:reply"},
-            "runs_dir": folder / "runs",
-        }
+        keys = keys_of(folder, "echo.py")
         run = holdfast.evaluate(samples=[{"wish": "more"}], responder=responder, **keys)
         assert run.results()[0]["output"] == "more"
         with pytest.raises(ConfigError, match="asks for wish"):

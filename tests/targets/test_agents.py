@@ -34,6 +34,21 @@ AGENTS: list[tuple[str, str, Api, str, str]] = [
 ]
 
 
+def write_eval_of(agent: str, model: str, folder: Path, prompt: str, grader: str) -> None:
+    assert INSTALLED is not None
+    program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
+    (folder / "e.yaml").write_text(
+        f"""schemaVersion: "1.0"
+name: killed
+samples: [{{id: a}}]
+target: {{agent: {agent}, model: {model}, program: {program}}}
+workspace: {{}}
+prompt: {prompt}
+graders: [{{type: text, contains: done}}, {grader}]
+"""
+    )
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,18 +101,7 @@ def test_a_killed_agent_repeats_only_the_call_in_flight(
             else Say("all done")
         )
 
-    assert INSTALLED is not None
-    program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
-    (tmp_path / "e.yaml").write_text(
-        f"""schemaVersion: "1.0"
-name: killed
-samples: [{{id: a}}]
-target: {{agent: {agent}, model: {model}, program: {program}}}
-workspace: {{}}
-prompt: Do the steps.
-graders: [{{type: text, contains: done}}, {{type: tool_calls, required_tools: [{tool}]}}]
-"""
-    )
+    write_eval_of(agent, model, tmp_path, "Do the steps.", f"{{type: tool_calls, required_tools: [{tool}]}}")
     with provider(api, move) as server:
         env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
         env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
@@ -138,18 +142,7 @@ def test_the_command_that_a_killed_agent_ran_has_no_part_in_the_next_attempt(
         listing = psutil.process_iter(["cmdline"])
         return [one for one in listing if any(str(gates) in word for word in one.info["cmdline"] or ())]
 
-    assert INSTALLED is not None
-    program = Path(INSTALLED, "node_modules", ".bin", agent.partition("-")[0])
-    (tmp_path / "e.yaml").write_text(
-        f"""schemaVersion: "1.0"
-name: killed
-samples: [{{id: a}}]
-target: {{agent: {agent}, model: {model}, program: {program}}}
-workspace: {{}}
-prompt: Build it.
-graders: [{{type: text, contains: done}}, {{type: file, must_exist: [notes.txt]}}]
-"""
-    )
+    write_eval_of(agent, model, tmp_path, "Build it.", "{type: file, must_exist: [notes.txt]}")
     with provider(api, move) as server:
         env = {"ANTHROPIC_BASE_URL": server.url.removesuffix("/v1"), "OPENAI_BASE_URL": server.url}
         env |= {"ANTHROPIC_API_KEY": "sk-of-the-test", "OPENAI_API_KEY": "sk-of-the-test"}
