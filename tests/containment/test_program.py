@@ -125,7 +125,8 @@ def test_no_process_of_a_program_survives_whichever_process_is_killed(
         guard = program.parent()
         those = {"program": program, "guard": guard, "keeper": guard.parent(), "holdfast": psutil.Process(holdfast.pid)}
         for each in killed:
-            those[each].kill()
+            with suppress(psutil.NoSuchProcess):  # the program may have ended with Holdfast already
+                those[each].kill()
         wait_for(lambda: not processes(name), "the end of all that it started")
         wait_for(lambda: not any(map(is_there, those.values())) or killed == ("guard",), "the end of its helpers")
         if killed == ("guard",):

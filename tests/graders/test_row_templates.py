@@ -185,7 +185,7 @@ def leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
             yield from leaves(inner, (*place, key))
 
 
-TEXTS = [(block, place) for block, _ in EVERY_KIND for place in leaves(block) if place != ("type",)]
+TEXTS = [(block, place) for block in EVERY_KIND.values() for place in leaves(block) if place != ("type",)]
 
 
 @pytest.mark.parametrize(("block", "place"), TEXTS, ids=[f"{block['type']}-{place}" for block, place in TEXTS])
