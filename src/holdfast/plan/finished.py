@@ -51,7 +51,7 @@ class _Content(msgspec.Struct):
 
 
 class Inherited(NamedTuple):
-    """What is known about the trials of a dataset from those of another run."""
+    """What another run says about the trials of a dataset."""
 
     done: bytes = b""
     """a 1 for each trial that is finished there, with the same row and verdicts of all graders; may be empty"""
