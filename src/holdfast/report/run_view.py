@@ -327,7 +327,7 @@ class RunView:
 
     @cached_property
     def _damage(self) -> str:
-        """What is damaged if a trial of a finished run has neither an output nor an error."""
+        """The error of a trial of a finished run that has neither an output nor an error; empty if no line was lost."""
         if self.metrics is None or not self.rundir.has_lost_lines(self.metrics):
             return ""
         path = shlex.quote(str(self.rundir.path))

@@ -330,7 +330,7 @@ class Columns:
 
 
 def stamp(path: Path) -> object:
-    """Return a value that changes if a file does; None if there is none."""
+    """Return a value that changes whenever a file does, or None if the file is missing."""
     try:
         stat = path.stat()
     except OSError:
